@@ -1,0 +1,1 @@
+"""Mamba 2 layers and hybrid language models, declared in YAML."""

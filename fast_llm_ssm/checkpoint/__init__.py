@@ -1,0 +1,1 @@
+"""Native checkpoints: save, find, read."""

@@ -1,0 +1,1 @@
+"""YAML with line numbers to a frozen tree."""

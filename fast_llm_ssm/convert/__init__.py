@@ -1,0 +1,1 @@
+"""Published checkpoints in and out."""

@@ -1,0 +1,1 @@
+"""What YAML can name: mixers and their parts."""

@@ -1,0 +1,1 @@
+"""Assembles embedding, blocks, shared blocks and head into a model."""

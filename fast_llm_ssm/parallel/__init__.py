@@ -1,0 +1,1 @@
+"""Meshes, sharding and launch; the model never imports it."""
