@@ -1,0 +1,45 @@
+"""From a config to a model."""
+
+from __future__ import annotations
+
+import torch
+
+from fast_llm_ssm.config import UserError
+from fast_llm_ssm.layers.parts import parameter_dtype
+from fast_llm_ssm.model.config import ModelConfig
+from fast_llm_ssm.model.hybrid import HybridModel
+
+
+def build_meta(config: ModelConfig, dtype: torch.dtype | None = None) -> HybridModel:
+    """The model without memory, with `expect.params` checked.
+
+    Raises:
+        UserError: the config gives another number of parameters than it expects.
+    """
+    with torch.device("meta"), parameter_dtype(dtype):
+        model = HybridModel(config)
+    count, expected = model.num_parameters(), config.expect.params
+    if expected is not None and count != expected:
+        raise UserError(f"model.expect.params: the config gives {count:,} parameters, expected {expected:,}")
+    return model
+
+
+def build_model(
+    config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, seed: int = 0
+) -> HybridModel:
+    """A model with initial weights.
+
+    Args:
+        config: the `model:` section.
+        device: "meta" leaves the weights without memory.
+        dtype: of the parameters, fp32 if None; what must stay fp32 does.
+        seed: of the initial weights.
+
+    Raises:
+        UserError: the config gives another number of parameters than it expects; nothing was allocated.
+    """
+    model = build_meta(config, dtype)
+    if torch.device(device).type != "meta":
+        model.to_empty(device=device)
+        model.init_weights(seed)
+    return model

@@ -1,0 +1,265 @@
+"""The language model: embedding, layers, shared blocks, head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fast_llm_ssm.layers.base import Mixer
+from fast_llm_ssm.layers.init import Init
+from fast_llm_ssm.layers.layout import Layout, document_layout, plain_layout, prefill_layout
+from fast_llm_ssm.layers.parts import Linear
+from fast_llm_ssm.model.block import Block, Inject, SublayerState
+from fast_llm_ssm.model.config import ModelConfig
+from fast_llm_ssm.ops import linear_cross_entropy
+
+
+@dataclass
+class DecodingState:
+    """What a batch of rows remembers: [B] tokens seen so far, and each layer's state. Updated in place."""
+
+    lengths: Tensor
+    layers: list[list[SublayerState]]
+    max_length: int
+
+
+class Embedding(nn.Module):
+    """Rows of a table."""
+
+    def __init__(self, num_rows: int, size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, size))
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.embedding(ids, self.weight).to(dtype)
+
+
+class HybridModel(nn.Module):
+    """A hybrid stack, as its config says. Single-device code: sharding and compilation are put on from outside.
+
+    Attributes:
+        compute_dtype: of activations; None takes the embedding's dtype. Parameters are cast at use.
+        activation_checkpointing: "none", or "full": keep only each layer's input and compute the rest again.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.compute_dtype: torch.dtype | None = None
+        self.activation_checkpointing = "none"
+        d = config.hidden_size
+        self.embedding = Embedding(config.num_rows, d)
+        self.shared = nn.ModuleDict({name: Block(block, d) for name, block in config.shared.items()})
+        self.layers = nn.ModuleList(Block(config.blocks[name], d) for name in config.layer_names)
+        self._connect_shared()
+        self.final_norm = config.final_norm.build(d)
+        self.head = None if config.tie_embeddings else Linear(d, config.num_rows)
+
+    def _connect_shared(self) -> None:
+        uses = 0
+        for name, layer in zip(self.config.layer_names, self.layers, strict=True):
+            for sublayer, config in zip(layer, self.config.blocks[name], strict=True):
+                if config.inject is not None:
+                    shared = config.inject.shared[uses % len(config.inject.shared)]
+                    sublayer.inject = Inject(
+                        config.inject, self.shared[shared], self.config.shared[shared], self.config.hidden_size
+                    )
+                    uses += 1
+
+    def forward(
+        self, input_ids: Tensor, cu_seqlens: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits of every position.
+
+        Args:
+            input_ids: [B, T] integers.
+            cu_seqlens: [documents + 1], boundaries of documents packed into the rows: over the flattened B * T
+                tokens, row ends included. Documents don't see each other.
+            attention_mask: [B, T], nonzero at real tokens; padding may stand on either side. Not with `cu_seqlens`.
+
+        Returns:
+            [B, T, rows of the vocabulary] in the compute dtype; zero at padding.
+
+        Raises:
+            ValueError: both `cu_seqlens` and `attention_mask`; wrong shapes; documents in a mixer without support.
+        """
+        if attention_mask is None:
+            return self._logits(self._hidden(input_ids, self._layout(input_ids, cu_seqlens)))
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens and attention_mask together: padding and packing exclude each other")
+        real, counts = _real_tokens(input_ids, attention_mask)
+        layout = prefill_layout(counts, torch.zeros_like(counts), self.dtype)
+        logits = self._logits(self._hidden(input_ids[real][None], layout))
+        out = logits.new_zeros(*input_ids.shape, logits.shape[-1])
+        out[real] = logits[0]
+        return out
+
+    def loss(
+        self, input_ids: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        """Cross-entropy of the next tokens, in nats, without ever holding all logits.
+
+        Args:
+            input_ids: [B, T] integers.
+            targets: [B, T] integers, the token after each; -100 where there is none.
+            cu_seqlens: as in `forward`.
+            reduction: "mean" over the targets, or "sum".
+
+        Returns:
+            fp32 scalar.
+        """
+        hidden = self._hidden(input_ids, self._layout(input_ids, cu_seqlens))
+        return linear_cross_entropy(
+            hidden,
+            self._head_weight.to(hidden.dtype),
+            targets,
+            logits_scale=self.config.logits_multiplier,
+            reduction=reduction,
+        )
+
+    def new_state(self, batch_size: int, max_length: int, device: torch.device | str | None = None) -> DecodingState:
+        """The decoding state of rows that have seen nothing; each can take `max_length` tokens."""
+        device = torch.device(device) if device is not None else self.embedding.weight.device
+        layers = [layer.new_state(batch_size, max_length, device, self.dtype) for layer in self.layers]
+        return DecodingState(torch.zeros(batch_size, dtype=torch.int64, device=device), layers, max_length)
+
+    def prefill(self, input_ids: Tensor, state: DecodingState, attention_mask: Tensor | None = None) -> Tensor:
+        """Continue each row of the state by its real tokens, none included.
+
+        Args:
+            input_ids: [B, T] integers.
+            attention_mask: [B, T], nonzero at real tokens; None if all are.
+
+        Returns:
+            [B, rows of the vocabulary]: logits after the last real token of each row; zero for a row without any.
+        """
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        real, counts = _real_tokens(input_ids, attention_mask)
+        _check_room(state, counts)
+        layout = prefill_layout(counts, state.lengths, self.dtype)
+        hidden = self._hidden(input_ids[real][None], layout, "prefill", state)[0]
+        state.lengths += counts
+        last = hidden.new_zeros(len(counts), hidden.shape[-1])
+        some = counts > 0
+        last[some] = hidden[counts.cumsum(0)[some] - 1]
+        return self._logits(last) * some[:, None]
+
+    def step(self, input_ids: Tensor, state: DecodingState) -> Tensor:
+        """Continue each row by one token: input_ids [B] -> logits [B, rows of the vocabulary].
+
+        The caller sees to it that rows have room: checking here would synchronise a GPU at every token.
+        """
+        layout = Layout(self.dtype, state.lengths[:, None].clone())
+        hidden = self._hidden(input_ids[:, None], layout, "step", state)
+        state.lengths += 1
+        return self._logits(hidden[:, 0])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations."""
+        return self.compute_dtype or self.embedding.weight.dtype
+
+    def _layout(self, input_ids: Tensor, cu_seqlens: Tensor | None) -> Layout:
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids has shape {list(input_ids.shape)}, expected [batch, length]")
+        if cu_seqlens is None:
+            return plain_layout(*input_ids.shape, self.dtype, input_ids.device)
+        for name, mixer in self.named_mixers():
+            if not mixer.supports_documents:
+                raise ValueError(f"{name} ({type(mixer).__name__}) cannot keep packed documents apart")
+        return document_layout(cu_seqlens.to(input_ids.device), *input_ids.shape, self.dtype)
+
+    def _hidden(
+        self, input_ids: Tensor, layout: Layout, mode: str = "forward", state: DecodingState | None = None
+    ) -> Tensor:
+        """Final hidden states, normed: [B, T, hidden_size] in the layout's dtype."""
+        embedding = self.embedding(input_ids, layout.dtype)
+        if self.config.embedding_multiplier != 1.0:
+            embedding = embedding * self.config.embedding_multiplier
+        x = embedding.float() if self.config.residual_fp32 and embedding.dtype != torch.float64 else embedding
+        recompute = self.activation_checkpointing == "full" and torch.is_grad_enabled() and state is None
+        for i, layer in enumerate(self.layers):
+            if recompute:
+                x = checkpoint(layer, x, embedding, layout, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, embedding, layout, mode, state.layers[i] if state is not None else None)
+        return self.final_norm(x).to(layout.dtype)
+
+    @property
+    def _head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = F.linear(hidden, self._head_weight.to(hidden.dtype))
+        return logits if self.config.logits_multiplier == 1.0 else logits * self.config.logits_multiplier
+
+    def named_mixers(self) -> Iterator[tuple[str, Mixer]]:
+        """(name, mixer), inner ones of parallel mixers too; a shared block's mixers once."""
+        for name, module in self.named_modules():
+            if isinstance(module, Mixer):
+                yield name, module
+
+    def fp32_names(self) -> set[str]:
+        """Parameters that stay fp32 whatever the model's dtype."""
+        return {f"{name}.{own}" for name, mixer in self.named_mixers() for own in mixer.fp32_parameters}
+
+    def no_decay_names(self) -> set[str]:
+        """Parameters without weight decay: what mixers name, all norms, all biases."""
+        names = {f"{name}.{own}" for name, mixer in self.named_mixers() for own in mixer.no_decay_parameters}
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2 or name.endswith("bias"):
+                names.add(name)
+        return names
+
+    def num_parameters(self) -> int:
+        """Shared and tied parameters count once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Floating-point operations of a training step for one token: forward, and twice that backward."""
+        head = 2 * self._head_weight.numel()
+        return 3 * (head + sum(layer.flops_per_token(sequence_length) for layer in self.layers))
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0) -> None:
+        """Draw initial weights; each depends on the seed and its own name alone."""
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        blocks = list(self.layers) + list(self.shared.values())
+        num_residuals = sum(sublayer.residual for block in blocks for sublayer in block)
+        init = Init(names, seed, self.config.init.std, num_residuals)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+        init.normal(self.embedding.weight)
+        if self.head is not None:
+            init.normal(self.head.weight)
+        for block in blocks:
+            for sublayer in block:
+                sublayer.mixer.init_weights(init)
+                if sublayer.inject is not None:
+                    sublayer.inject.init_weights(init)
+
+
+def _real_tokens(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """([B, T] bool, [B] int64 counts)."""
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}, "
+            f"expected that of input_ids, {list(input_ids.shape)}"
+        )
+    real = attention_mask.to(input_ids.device) != 0
+    return real, real.sum(1)
+
+
+def _check_room(state: DecodingState, counts: Tensor) -> None:
+    longest = int((state.lengths + counts).max())
+    if longest > state.max_length:
+        raise ValueError(f"a row of {longest} tokens does not fit the state's max_length {state.max_length}")

@@ -1,0 +1,75 @@
+"""Small models for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fast_llm_ssm.model import HybridModel, ModelConfig, build_model
+
+MAMBA2 = {"type": "mamba2", "d_inner": 32, "d_state": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
+ATTENTION = {"type": "attention", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "rope": {"theta": 100.0}}
+MLP = {"type": "mlp", "size": 24}
+
+MIXERS: dict[str, dict[str, Any]] = {
+    "mamba2": MAMBA2,
+    "mamba2 gate after norm": {**MAMBA2, "gate": "norm_before_gate", "D_has_hdim": True, "proj_bias": True},
+    "mamba2 without norm": {**MAMBA2, "gate": "no_norm", "dt_limit": [0.01, 0.05], "conv_bias": False, "d_conv": 3},
+    "attention": ATTENTION,
+    "attention without rope": {**ATTENTION, "rope": None, "scale": 0.2, "bias": True, "out_bias": True},
+    "attention with window": {
+        **ATTENTION,
+        "window": 5,
+        "rope": {"partial": 0.5},
+        "qk_norm": {"eps": 1e-6},
+        "v_head_dim": 12,
+    },
+    "mlp": MLP,
+    "mlp not gated": {"type": "mlp", "size": 24, "gated": False, "activation": "relu2", "bias": True},
+    "parallel": {"type": "parallel", "branches": [MAMBA2, ATTENTION], "combine": "mean"},
+}
+"""At least one config of every built-in mixer, by a readable name."""
+
+
+def stack(*mixers: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """A model of these mixers, one a layer."""
+    blocks = {chr(ord("a") + i): {"mixer": mixer} for i, mixer in enumerate(mixers)}
+    return {"hidden_size": 16, "vocab_size": 37, "blocks": blocks, "pattern": "".join(blocks), **options}
+
+
+def shared_hybrid(**options: Any) -> dict[str, Any]:
+    """Mamba 2 layers, three of which use two shared transformer blocks in turn, with adapters of their own."""
+    attention = {"type": "attention", "num_heads": 4, "head_dim": 8, "scale": 0.5, "rope": {}}
+    shared = [
+        {"input_size": 32, "residual": False, "mixer": attention},
+        {"residual": False, "mixer": {**MLP, "activation": "gelu"}},
+    ]
+    inject = {"shared": ["A", "B"], "adapters": {"rank": 3, "targets": ["q", "k", "v", "gate_up"]}}
+    return {
+        "hidden_size": 16,
+        "vocab_size": 37,
+        "shared": {"A": shared, "B": shared},
+        "blocks": {"m": {"mixer": MAMBA2}, "h": {"mixer": MAMBA2, "inject": inject}},
+        "pattern": "mh mhh",
+        **options,
+    }
+
+
+def build(config: dict[str, Any], dtype: torch.dtype | None = None, seed: int = 0, spread: float = 3.0) -> HybridModel:
+    """A model whose weights are spread enough for every part to matter to the logits."""
+    model = build_model(ModelConfig.model_validate(config), dtype=dtype, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight") or name.endswith(".D"):
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 0.2)
+            elif parameter.dim() == 2 and not name.endswith("conv_weight"):
+                parameter.mul_(spread)
+            elif name.endswith("bias") and not name.endswith("dt_bias"):
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 0.1)
+    return model
+
+
+def tokens(*shape: int, seed: int = 1, vocab_size: int = 37) -> torch.Tensor:
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
