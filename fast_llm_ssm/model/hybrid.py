@@ -142,6 +142,8 @@ class HybridModel(nn.Module):
             attention_mask = torch.ones_like(input_ids)
         real, counts = _real_tokens(input_ids, attention_mask)
         _check_room(state, counts)
+        if not real.any():
+            return self._logits(self.embedding.weight.new_zeros(len(counts), self.config.hidden_size, dtype=self.dtype))
         layout = prefill_layout(counts, state.lengths, self.dtype)
         hidden = self._hidden(input_ids[real][None], layout, "prefill", state)[0]
         state.lengths += counts
