@@ -60,10 +60,12 @@ def _finding(detail: Any, data: Any) -> _Finding:
         ):
             data = data[step]
             finding.path += (step,)
-        elif finding.kind in ("missing", "ready") and index == len(location) - 1:
+        elif finding.kind in ("missing", "ready") and isinstance(step, str) and index == len(location) - 1:
             finding.path += (step,)
         elif isinstance(step, str):
             finding.members.append((len(finding.path), step))
+        elif finding.kind == "missing":  # an item of a list of fixed length
+            finding.kind = "too_short"
     return finding
 
 

@@ -93,7 +93,10 @@ def _below(types: list[Type], data: Any, step: str | int) -> list[Type]:
 
 
 def _narrowed(types: list[Type], data: Any) -> list[Type]:
-    """Of the types that a value may have, those that fit its `type:`; a lone section may stand for a list of one."""
+    """Of the types that a value may have, those that fit its `type:`, else all.
+
+    A lone section may stand for a list of one.
+    """
     name = data.get("type") if isinstance(data, dict) else None
     found: list[Type] = []
     for kind, constraints in types:
@@ -104,7 +107,7 @@ def _narrowed(types: list[Type], data: Any) -> list[Type]:
             found += _narrowed(alternatives(get_args(kind)[0]), data)
         elif name is None or "type" not in fields(kind) or name in (literals(fields(kind)["type"]) or [name]):
             found.append((kind, constraints))
-    return found
+    return found or types
 
 
 def _elsewhere(cls: type[BaseModel], data: Any, path: Path) -> str | None:
