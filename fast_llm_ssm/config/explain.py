@@ -93,7 +93,8 @@ def _mistakes(finding: _Finding, cls: type[BaseModel], tree: Node, data: Any) ->
     path = finding.path
 
     def mistake(message: str, *below: str | int) -> ConfigError:
-        return tree.nearest((*path, *below)).origin.error(".".join(map(str, (*path, *below))), message)
+        node, where = tree.nearest((*path, *below))
+        return node.origin.error(".".join(map(str, where)), message)
 
     if finding.kind == "extra_forbidden":
         yield mistake(unknown_key(cls, data, path))

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -57,6 +57,33 @@ def loads(
     """The same for YAML in a string; `name` stands for the file in messages, and `extends` starts from its folder."""
     errors: list[ConfigError] = []
     return _validate(_extend(text, Path(name), (), errors), errors, cls, overrides, {}, allow_plugins)
+
+
+def validate(data: Mapping[str, Any], cls: type[C], *, name: str, allow_plugins: bool = True) -> C:
+    """The same for plain values that no run file holds; `name` says in messages where they are from."""
+    return _validate(_tree(data, Origin(name, None)), [], cls, (), {}, allow_plugins)
+
+
+def read_yaml(text: str, name: str = "<text>") -> Any:
+    """Plain values of YAML in a string, read by the rules of run files: `on` is a word, `1e3` a number.
+
+    Raises:
+        ConfigErrors: duplicate keys.
+        UserError: not YAML.
+    """
+    errors: list[ConfigError] = []
+    tree = parse(text, name, errors)
+    if errors:
+        raise ConfigErrors(errors)
+    return None if tree is None else tree.plain()
+
+
+def _tree(data: Any, origin: Origin) -> Node:
+    if isinstance(data, Mapping):
+        return Node({str(key): _tree(value, origin) for key, value in data.items()}, origin)
+    if isinstance(data, list | tuple):
+        return Node([_tree(value, origin) for value in data], origin)
+    return Node(data, origin)
 
 
 def _read(path: Path, below: tuple[Path, ...], errors: list[ConfigError], asked_by: str = "") -> Node:

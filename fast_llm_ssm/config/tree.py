@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,17 +86,23 @@ class Node:
             return [child.plain() for child in self.value]
         return self.value
 
-    def nearest(self, path: Iterable[str | int]) -> Node:
-        """The node at a path, or the deepest one on the way to it."""
-        node = self
-        for step in path:
+    def nearest(self, path: Sequence[str | int]) -> tuple[Node, list[str | int]]:
+        """The node at a path, or the deepest one on the way to it, and the path as it was written.
+
+        A lone mapping may stand for a list of one: the index of its only item was not written.
+        """
+        node, where = self, list[str | int]()
+        for index, step in enumerate(path):
+            if isinstance(node.value, dict) and isinstance(step, int):
+                continue
+            where.append(step)
             if isinstance(node.value, dict) and step in node.value:
                 node = node.value[step]
             elif isinstance(node.value, list) and isinstance(step, int) and step < len(node.value):
                 node = node.value[step]
             else:
-                break
-        return node
+                return node, [*where, *path[index + 1 :]]
+        return node, where
 
 
 def parse(text: str, file: str, errors: list[ConfigError], override: str | None = None) -> Node | None:

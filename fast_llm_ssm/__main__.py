@@ -1,0 +1,5 @@
+"""`python -m fast_llm_ssm`, the same as `fast-llm`."""
+
+from fast_llm_ssm.cli import main
+
+main()
