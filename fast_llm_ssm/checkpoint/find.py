@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
 from fast_llm_ssm.checkpoint.storage import read_into, read_metadata, read_tensors
-from fast_llm_ssm.config import UserError
+from fast_llm_ssm.config import UserError, read_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Checkpoint:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The run file as plain data, not validated."""
-        return yaml.safe_load(self.config_yaml)
+        return read_yaml(self.config_yaml, str(self.path / "config.yaml"))
 
     @cached_property
     def state(self) -> dict[str, Any]:
