@@ -26,6 +26,7 @@ class Command(NamedTuple):
 COMMANDS = [
     Command("check", "check", "Check a run file; nothing is started."),
     Command("layers", "layers", "List the mixers that a run file can name."),
+    Command("prepare", "prepare", "Tokenize text files into a folder of token files."),
 ]
 
 

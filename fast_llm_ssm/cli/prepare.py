@@ -42,56 +42,47 @@ def prepare(
 
     if config is not None:
         if text or jsonl or tokenizer is not None:
-            raise UserError("got --config and --text, --jsonl or --tokenizer, expected either")
-        chosen, token_config = _from_run_file(config, overrides or [], source)
+            raise UserError("got --config besides --text, --jsonl or --tokenizer, expected one or the other")
+        inputs = _from_run_file(config, overrides or [], source)
     else:
         if overrides or source is not None:
-            raise UserError(f"got {' '.join(overrides or ['--source'])} without --config, expected --config RUN_FILE")
+            raise UserError(f"got {' '.join(overrides or ['--source'])} without --config, expected --config FILE")
         if bool(text) == bool(jsonl) or tokenizer is None:
             raise UserError("expected --text or --jsonl, and --tokenizer; or --config")
-        chosen, token_config = _from_flags(text, split, delimiter, jsonl, field, tokenizer)
-    _prepare(chosen, token_config, output)
+        described: dict[str, Any] = {"type": "jsonl", "paths": jsonl, "field": field}
+        if text:
+            described = {"type": "text", "paths": text, "split": split, "delimiter": delimiter}
+        inputs = _from_flags(described, tokenizer)
+    _prepare(*inputs, output)
 
 
 def _from_run_file(path: Path, overrides: list[str], number: int | None) -> tuple[SourceConfig, TokenizerConfig]:
-    import fast_llm_ssm
     from fast_llm_ssm.config import UserError
     from fast_llm_ssm.data.sources import TokensSource
+    from fast_llm_ssm.train.config import load_config
 
-    data = fast_llm_ssm.load_config(path, *overrides).data
+    data = load_config(path, *overrides).data
     if data is None or data.tokenizer is None:
-        raise UserError(f"{path}: no {'data' if data is None else 'data.tokenizer'}, expected one to prepare with")
-    if number is None:
-        if len(data.sources) > 1:
-            listed = ", ".join(f"{index} ({source.type})" for index, source in enumerate(data.sources))
-            raise UserError(f"{path}: several data.sources, expected --source with one of {listed}")
-        number = 0
+        raise UserError(f"{path}: no `{'data' if data is None else 'data.tokenizer'}`, expected one to prepare with")
+    if number is None and len(data.sources) > 1:
+        listed = ", ".join(f"{index} ({source.type})" for index, source in enumerate(data.sources))
+        raise UserError(f"{path}: has several data.sources, expected --source with one of {listed}")
+    number = number or 0
     if not 0 <= number < len(data.sources):
-        raise UserError(f"--source {number}: expected a number below {len(data.sources)}, as {path} has data.sources")
-    if isinstance(data.sources[number], TokensSource):
+        raise UserError(f"--source: got {number}, expected one of the {len(data.sources)} data.sources, from 0")
+    source = data.sources[number]
+    if isinstance(source, TokensSource):
         raise UserError(f"{path}: data.sources.{number} is prepared already")
-    return data.sources[number], data.tokenizer
+    return source, data.tokenizer
 
 
-def _from_flags(
-    text: list[str] | None,
-    split: str,
-    delimiter: str | None,
-    jsonl: list[str] | None,
-    field: str,
-    tokenizer: str,
-) -> tuple[SourceConfig, TokenizerConfig]:
-    from fast_llm_ssm.data import data_sources, tokenizers
+def _from_flags(source: dict[str, Any], tokenizer: str) -> tuple[SourceConfig, TokenizerConfig]:
+    from fast_llm_ssm.config import validate
+    from fast_llm_ssm.data import PrepareConfig
 
-    values: dict[str, Any]
-    if text:
-        name, values = "text", {"paths": text, "split": split, "delimiter": delimiter}
-    else:
-        name, values = "jsonl", {"paths": jsonl, "field": field}
-    source = data_sources[name].model_validate(values)
-    if tokenizer == "bytes":
-        return source, tokenizers["bytes"].model_validate({})
-    return source, tokenizers["huggingface"].model_validate({"path": tokenizer})
+    described = {"type": "bytes"} if tokenizer == "bytes" else {"type": "huggingface", "path": tokenizer}
+    config = validate({"source": source, "tokenizer": described}, PrepareConfig, name="prepare")
+    return config.source, config.tokenizer
 
 
 def _prepare(source: SourceConfig, token_config: TokenizerConfig, output: Path) -> None:

@@ -2,7 +2,7 @@
 
 from .batch import Batch
 from .bigram import Bigram, bigram_baseline
-from .config import DataConfig, TokenizerConfig, ValidationConfig, tokenizers
+from .config import DataConfig, PrepareConfig, TokenizerConfig, ValidationConfig, tokenizers
 from .dataset import Dataset, build_dataset, changed_parts
 from .loader import Loader
 from .prepare import Document
@@ -19,6 +19,7 @@ __all__ = [
     "FileSource",
     "HuggingFaceTokenizer",
     "Loader",
+    "PrepareConfig",
     "SourceConfig",
     "Tokenizer",
     "TokenizerConfig",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from fast_llm_ssm.config import Config, Registry
 
-from .sources import SourceConfig, TokensSource, data_sources
+from .sources import SourceConfig, TokensSource, data_sources, not_empty
 from .tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, check_tokenizer_folder
 
 
@@ -105,7 +105,7 @@ class DataConfig(Config):
         cache: A folder that keeps tokenized text between runs; null tokenizes into memory.
     """
 
-    sources: tuple[Source, ...] = Field(min_length=1)
+    sources: Annotated[tuple[Source, ...], AfterValidator(not_empty)]
     tokenizer: Annotated[TokenizerConfig, tokenizers] | None = None
     sequence_length: int = Field(gt=0)
     packing: bool = True
@@ -118,3 +118,15 @@ class DataConfig(Config):
         if self.tokenizer is None and not any(isinstance(source, TokensSource) for source in self.sources):
             raise ValueError("tokenizer: missing, expected one as no source is of type `tokens`")
         return self
+
+
+class PrepareConfig(Config):
+    """What `fast-llm prepare` makes a folder of.
+
+    Attributes:
+        source: Where the documents come from.
+        tokenizer: Makes the ids.
+    """
+
+    source: Source
+    tokenizer: Annotated[TokenizerConfig, tokenizers]

@@ -13,7 +13,7 @@ import sysconfig
 import tokenize as python_tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -25,6 +25,8 @@ from .tokenizer import Tokenizer
 
 _MEMORY_LIMIT = 1 << 30  # bytes of text tokenized into memory
 _CHUNK = 1 << 20
+
+T = TypeVar("T")
 
 
 class SourceConfig(Config):
@@ -77,6 +79,13 @@ def expand(pattern: str) -> list[Path]:
     return files
 
 
+def not_empty(items: tuple[T, ...]) -> tuple[T, ...]:
+    """Checks a field; unlike `min_length` it keeps silent where an item is wrong."""
+    if not items:
+        raise ValueError("got an empty list, expected at least one item")
+    return items
+
+
 def _existing(pattern: str) -> str:
     expand(pattern)
     return pattern
@@ -89,7 +98,7 @@ class FileSource(SourceConfig):
         paths: Files or glob patterns (`**` for any depth, read in sorted order), relative to the working directory.
     """
 
-    paths: tuple[Annotated[str, AfterValidator(_existing)], ...] = Field(min_length=1)
+    paths: Annotated[tuple[Annotated[str, AfterValidator(_existing)], ...], AfterValidator(not_empty)]
 
     def files(self) -> list[Path]:
         """The files, each once."""

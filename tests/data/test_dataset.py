@@ -62,7 +62,11 @@ def test_boundaries_cover_the_batch_and_targets_stay_inside_them(dataset):
         assert set(range(0, 65, 16)) <= set(boundaries), "row ends are boundaries"
         tokens, targets = batch.tokens.flatten(), batch.targets.flatten()
         for start, end in pairwise(boundaries):
-            assert torch.equal(targets[start : end - 1], tokens[start + 1 : end])
+            padding = not tokens[start:end].any()
+            assert padding or torch.equal(targets[start : end - 1], tokens[start + 1 : end])
+            if padding:
+                assert (targets[start:end] == -100).all()
+                continue
             if tokens[end - 1] == ByteTokenizer.eos_id:
                 assert targets[end - 1] == -100
             if start % 16:
@@ -168,7 +172,7 @@ def test_copied_files_keep_the_fingerprint(corpus, dataset, tmp_path):
 
 def test_cached_and_prepared_tokens_give_the_same_rows(corpus, dataset, tmp_path):
     validation = {"validation": {"fraction": 0.2}}
-    cached = [make_dataset(*corpus, cache=tmp_path / "cache", **validation) for _ in range(2)]
+    cached = [make_dataset(*corpus, cache=str(tmp_path / "cache"), **validation) for _ in range(2)]
     assert len(list((tmp_path / "cache").iterdir())) == 2
     folders = []
     for number in (1, 2):
@@ -186,7 +190,8 @@ def test_a_changed_file_is_tokenized_into_the_cache_again(tmp_path):
     source = {"type": "text", "paths": [str(path)]}
     for text in ("a" * 50, "b" * 50):
         path.write_text(text)
-        assert trained_on(dataset := make_dataset(source, cache=cache), dataset.streams[0]) == {text}
+        dataset = make_dataset(source, cache=str(cache))
+        assert trained_on(dataset, dataset.streams[0]) == {text}
 
 
 def test_tokens_of_another_tokenizer_are_refused(tmp_path):

@@ -61,9 +61,7 @@ def test_ends_and_targets_mark_the_documents(lengths, size, packing, index):
     assert row.ends == sorted(set(row.ends)) and row.ends[-1] == size
     for start, end in pairwise([0, *row.ends]):
         tokens, targets = row.tokens[start:end], row.targets[start:end]
-        assert (targets[:-1] == tokens[1:]).all() or (tokens == 0).all(), (
-            "inside a document the target is the next token"
-        )
+        assert (targets[:-1] == tokens[1:]).all() or (tokens == 0).all()
         assert len({document_of[int(token)] for token in tokens}) == 1
         if end < size and (targets != -100).any():
             assert targets[-1] == -100 and int(tokens[-1]) == documents[document_of[int(tokens[0])]][-1]
