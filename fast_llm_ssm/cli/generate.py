@@ -38,9 +38,7 @@ def generate(
     tokenizer = None if token_ids else load_tokenizer_of(checkpoint)
     if tokenizer is None and not token_ids:
         raise UserError(f"{checkpoint} has no tokenizer: --token-ids reads and prints ids in place of text")
-    ids = _parse_ids(prompt) if tokenizer is None else tokenizer.encode(prompt)
-    if not ids and tokenizer is not None and tokenizer.bos_id is not None:
-        ids = [tokenizer.bos_id]
+    ids = _parse_ids(prompt) if tokenizer is None else tokenizer.encode_prompt(prompt)
     if not ids:
         raise UserError("--prompt: got an empty one, and the tokenizer has no token that begins a text")
     model = load_model(checkpoint, device=device, allow_plugins=allow_plugins)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -30,11 +32,29 @@ def rotate(x: Tensor, positions: Tensor, config: RopeConfig) -> Tensor:
         The same shape and dtype; angles and products are fp32 or better.
     """
     size = config.rotated_size(x.shape[-1])
-    wide = torch.promote_types(x.dtype, torch.float32)
     exponent = torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size
     angle = positions[..., None, None].float() * config.theta**-exponent  # [B, T, 1, size / 2]
-    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-    first, second, rest = x.split([size // 2, size // 2, x.shape[-1] - size], dim=-1)
-    first, second = first.to(wide), second.to(wide)
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
-    return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
+    return _Rotation.apply(x, angle.cos(), angle.sin())
+
+
+class _Rotation(torch.autograd.Function):
+    """Turns pairs (x_i, x_{i + size/2}). Linear in x, so the backward pass keeps the angles alone and turns back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    first, second, cos, sin = first.to(wide), second.to(wide), cos.to(wide), sin.to(wide)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
