@@ -1,1 +1,1 @@
-"""The training loop and what it needs."""
+"""Training: the run file, the loop, and what surrounds it."""
