@@ -27,6 +27,7 @@ COMMANDS = [
     Command("check", "check", "Check a run file; nothing is started."),
     Command("layers", "layers", "List the mixers that a run file can name."),
     Command("prepare", "prepare", "Tokenize text files into a folder of token files."),
+    Command("train", "train", "Train a model; the same command goes on with a run that was stopped."),
 ]
 
 

@@ -1,21 +1,19 @@
-"""fast-llm train"""
+"""`fast-llm train`: begin a run, or go on with it."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from fast_llm_ssm.cli.options import Overrides, RunFile
 
-def train(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values in place of those of the file.")
-    ] = None,
-    config: Annotated[Path, typer.Option("--config", "-c", help="The run file.")] = Path("config.yaml"),
-) -> None:
-    """Train a model; the same command goes on with a run that was stopped."""
+
+def train(config: RunFile, overrides: Overrides = None) -> None:
+    """Train a model. The same command goes on with a run that was stopped.
+
+    SIGTERM and Ctrl-C end the step, save and exit with code 75; a second one exits at once.
+    """
     from fast_llm_ssm.train.signals import EXIT_CODE, StopSignal
 
     stop = StopSignal()  # before the imports that take seconds
@@ -24,7 +22,7 @@ def train(
     from fast_llm_ssm.train.trainer import train
 
     try:
-        finished = train(load_config(config, *overrides or ()), stop)
+        finished = train(load_config(config, *(overrides or ())), stop)
     except TrainingStopped as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None

@@ -52,7 +52,9 @@ def prepare(config: RunConfig, folder: RunFolder) -> Start:
     dataset = build_dataset(data, config.seed)
     if dataset.tokenizer.vocab_size > config.model.vocab_size:
         needed = dataset.tokenizer.vocab_size
-        raise UserError(f"model.vocab_size: got {config.model.vocab_size:,}, expected at least the tokenizer's {needed:,}")
+        raise UserError(
+            f"model.vocab_size: got {config.model.vocab_size:,}, expected at least the tokenizer's {needed:,}"
+        )
     if saved is not None:
         refuse_other_data(saved, dataset)
     model = build_model(config.model, device, seed=config.seed)
