@@ -122,10 +122,10 @@ def differences(before: Any, now: Any, path: str = "") -> list[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         pairs = [(str(key), before.get(key), now.get(key)) for key in before | now]
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = [(str(index), *pair) for index, pair in enumerate(zip(before, now, strict=True))]
+        pairs = [(str(index), old, new) for index, (old, new) in enumerate(zip(before, now, strict=True))]
     else:
         return [] if before == now else [f"{path}: {_short(before)} -> {_short(now)}"]
-    return [line for key, *pair in pairs for line in differences(*pair, f"{path}.{key}" if path else key)]
+    return [line for key, old, new in pairs for line in differences(old, new, f"{path}.{key}" if path else key)]
 
 
 def _short(value: Any) -> str:
