@@ -21,6 +21,15 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Double quotes where there are line breaks, of which PyYAML loses some in other styles."""
+    style = '"' if any(character in "\n\r\x85\u2028\u2029" for character in text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def dump(config: BaseModel) -> str:
     """YAML that `loads` reads into an equal config: every key, defaults included, but for those null by default."""
     return yaml.dump(

@@ -49,24 +49,26 @@ def _finding(detail: Any, data: Any) -> _Finding:
         finding.text = str(detail["ctx"]["error"])
     elif finding.kind in _TAGS:
         finding.text = detail["ctx"]["discriminator"].strip("'")
-    location = detail["loc"]
-    for index, step in enumerate(location):
-        if (
-            isinstance(data, dict)
-            and step in data
-            or isinstance(data, list)
-            and isinstance(step, int)
-            and step < len(data)
-        ):
+    *inner, last = detail["loc"] or [None]
+    for step in inner:
+        if _leads_on(data, step):
             data = data[step]
-            finding.path += (step,)
-        elif finding.kind in ("missing", "ready") and isinstance(step, str) and index == len(location) - 1:
             finding.path += (step,)
         elif isinstance(step, str):
             finding.members.append((len(finding.path), step))
-        elif finding.kind == "missing":  # an item of a list of fixed length
-            finding.kind = "too_short"
+    if _leads_on(data, last) or isinstance(last, str) and finding.kind in ("missing", "ready"):
+        finding.path += (last,)
+    elif isinstance(last, str):
+        finding.members.append((len(finding.path), last))
+    elif finding.kind == "missing":  # an item of a list of fixed length
+        finding.kind = "too_short"
     return finding
+
+
+def _leads_on(data: Any, step: str | int | None) -> bool:
+    if isinstance(data, dict):
+        return step in data
+    return isinstance(data, list) and isinstance(step, int) and step < len(data)
 
 
 def _settle_unions(findings: list[_Finding]) -> list[_Finding]:

@@ -14,6 +14,7 @@ from fast_llm_ssm.config.errors import ConfigError, ConfigErrors, UserError
 from fast_llm_ssm.config.explain import explain
 from fast_llm_ssm.config.registry import imports
 from fast_llm_ssm.config.tree import Node, Origin, merge, parse
+from fast_llm_ssm.config.wording import shown
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -115,7 +116,8 @@ def _extend(text: str, path: Path, below: tuple[Path, ...], errors: list[ConfigE
     base: Node | None = None
     for file in files:
         if not isinstance(file.value, str):
-            raise UserError(str(file.origin.error("extends", "expected a file name or a list of file names")))
+            message = f"got {shown(file.value)}, expected a file name or a list of file names"
+            raise UserError(str(file.origin.error("extends", message)))
         other = path.parent / file.value
         chain = (*below, path)
         if any(other.resolve() == earlier.resolve() for earlier in chain):
@@ -136,8 +138,7 @@ def _validate(
 ) -> C:
     for override in overrides:
         _override(tree, override, errors)
-    for section, find in bases.items():
-        _rebase(tree, section, find, errors)
+    baseless = [section for section, find in bases.items() if not _rebase(tree, section, find, errors)]
     withheld = _import_plugins(tree, errors, allow_plugins)
     config: C | None = None
     try:
@@ -145,7 +146,9 @@ def _validate(
             config = cls.model_validate(tree.plain())
     except ValidationError as error:
         with imports(allow_plugins):
-            errors += explain(error, cls, tree) + withheld
+            found = explain(error, cls, tree) + withheld
+        # What a section lacks would have come from the base that was not found.
+        errors += [e for e in found if not (e.message.startswith("missing") and e.path.split(".")[0] in baseless)]
     if config is None or errors:
         raise ConfigErrors(_in_order(errors))
     return config
@@ -195,21 +198,22 @@ def _override(tree: Node, text: str, errors: list[ConfigError]) -> None:
                 node = node.value.setdefault(step, Node({}, origin))
 
 
-def _rebase(tree: Node, section: str, find: Callable[[str], str | Path], errors: list[ConfigError]) -> None:
-    """Merge a section over the same section of the file that its `from` names."""
+def _rebase(tree: Node, section: str, find: Callable[[str], str | Path], errors: list[ConfigError]) -> bool:
+    """Merge a section over the same section of the file that its `from` names. Returns whether there was no mistake."""
     over = tree.value.get(section)
     source = over.value.get("from") if over and isinstance(over.value, dict) else None
-    if source is None or not isinstance(source.value, str):
-        return
+    if over is None or source is None or not isinstance(source.value, str):
+        return True
     try:
         base = _read(Path(find(source.value)), (), errors).value.get(section)
     except UserError as error:
         errors.append(source.origin.error(f"{section}.from", str(error)))
-        return
+        return False
     if base is None:
         errors.append(source.origin.error(f"{section}.from", f"`{source.value}` has no `{section}`"))
-    else:
-        tree.value[section] = merge(base, over)
+        return False
+    tree.value[section] = merge(base, over)
+    return True
 
 
 def _import_plugins(tree: Node, errors: list[ConfigError], allowed: bool) -> list[ConfigError]:

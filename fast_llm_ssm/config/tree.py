@@ -127,7 +127,7 @@ def parse(text: str, file: str, errors: list[ConfigError], override: str | None 
         return _Converter(file, errors, override).convert(root, "", None, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context or "cannot be read"
+        problem = ", ".join(filter(None, (error.context, error.problem)))
         raise _not_yaml(file, override, mark.line + 1 if mark else None, problem) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

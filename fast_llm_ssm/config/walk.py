@@ -125,7 +125,7 @@ def _search(types: list[Type], data: Any, key: str) -> Iterator[Path]:
     for _ in range(_SEARCH_DEPTH):
         deeper: list[tuple[Path, list[Type], Any]] = []
         for path, kinds, value in level:
-            known = _keys([pair for pair in kinds if get_origin(pair[0]) is None], value)
+            known = _keys(kinds, value)
             if key in known:
                 yield (*path, key)
             for name, info in known.items():
