@@ -102,7 +102,7 @@ class DataConfig(Config):
             document in each row and pads.
         shuffle: Shuffle documents and rows anew in each epoch.
         validation: What the validation loss is measured on; null for none.
-        cache: A folder that keeps tokenized text between runs; null tokenizes into memory.
+        cache: A folder that keeps the tokens of `text` and `jsonl` sources between runs; null tokenizes into memory.
     """
 
     sources: Annotated[tuple[Source, ...], AfterValidator(not_empty)]

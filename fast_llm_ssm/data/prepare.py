@@ -90,7 +90,10 @@ def prepare(
     """
     sources = json.loads(json.dumps(sources))
     if _is_complete(folder, tokenizer, sources):
-        return read_prepared(folder)
+        prepared = read_prepared(folder)
+        if next(_after(documents, prepared.table["hash"], folder), None) is not None:
+            raise UserError(f"the sources have more documents than {folder}, remove it to begin again")
+        return prepared
     partial = folder.with_name(folder.name + ".partial")
     with _lock(partial):
         if _is_complete(folder, tokenizer, sources):  # another process has finished it
@@ -109,10 +112,10 @@ def _is_complete(folder: Path, tokenizer: Tokenizer, sources: list[dict[str, Any
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     if not (folder / META_FILE).is_file():
-        raise UserError(f"{folder} exists and is not a prepared folder; expected a new or an empty folder")
+        raise UserError(f"{folder} exists and is not a prepared folder, expected a new or an empty folder")
     meta = read_meta(folder)
     if (meta.tokenizer, meta.sources) != (tokenizer.fingerprint(), sources):
-        raise UserError(f"{folder} was prepared from other sources or with another tokenizer; expected a new folder")
+        raise UserError(f"{folder} was prepared from other sources or with another tokenizer, expected a new folder")
     (folder / _PROGRESS_FILE).unlink(missing_ok=True)
     return True
 
@@ -133,7 +136,7 @@ def _write(
             (table_file, num_documents * TABLE_DTYPE.itemsize),
         ):
             if file.tell() < size:
-                raise UserError(f"{file.name} is shorter than {_PROGRESS_FILE} says; remove {folder} to begin again")
+                raise UserError(f"{file.name} is shorter than {_PROGRESS_FILE} says, remove {folder} to begin again")
             file.truncate(size)
         table = np.fromfile(folder / TABLE_FILE, dtype=TABLE_DTYPE)
         flushed = num_tokens
@@ -189,14 +192,13 @@ def _batches(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tu
 
 
 def _after(documents: Iterable[Document], hashes: np.ndarray, folder: Path) -> Iterator[Document]:
-    """The documents behind those done in an earlier attempt, whose text hashes must be these."""
+    """The documents after those that the folder holds already, whose text hashes must be these."""
     remaining = (document for document in documents if document.text)
     for number, expected in enumerate(hashes.tolist(), start=1):
         document = next(remaining, None)
         if document is None or hash_text(document.text) != expected:
             raise UserError(
-                f"{folder}: document {number} of the sources changed since this preparation began; "
-                "remove the folder to begin again"
+                f"document {number} of the sources differs from the one in {folder}, remove it to begin again"
             )
     yield from remaining
 
@@ -208,10 +210,7 @@ def _read_progress(folder: Path, description: dict[str, Any]) -> tuple[int, int]
         return 0, 0
     progress = json.loads(path.read_text())
     if progress["description"] != description:
-        raise UserError(
-            f"{folder} holds an unfinished preparation from other sources or with another tokenizer; "
-            "remove the folder to begin again"
-        )
+        raise UserError(f"{folder} was begun from other sources or with another tokenizer, remove it to begin again")
     return progress["documents"], progress["tokens"]
 
 

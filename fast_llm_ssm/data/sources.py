@@ -124,8 +124,10 @@ class FileSource(SourceConfig):
 
     def load(self, tokenizer: Tokenizer, cache: Path | None) -> Documents:
         if cache is not None:
-            description = self.model_dump(mode="json", exclude={"weight"})
-            return prepare(self.documents(), tokenizer, cache / self._cache_key(tokenizer), [description])
+            folder = cache / self._cache_key(tokenizer)
+            if folder.exists():
+                return read_prepared(folder)
+            return prepare(self.documents(), tokenizer, folder, [self.model_dump(mode="json", exclude={"weight"})])
         if (size := self.num_bytes()) > _MEMORY_LIMIT:
             raise UserError(
                 f"{size:,} bytes of text are more than the {_MEMORY_LIMIT:,} that are tokenized into memory; "

@@ -151,7 +151,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def check_tokenizer_folder(folder: Path) -> None:
-    """Raises a UserError where the folder cannot hold a Hugging Face tokenizer; reads nothing.
+    """Raises a UserError where the folder does not look like a Hugging Face tokenizer's; quick, as it loads nothing.
 
     Args:
         folder: The folder to look into.
@@ -164,6 +164,11 @@ def check_tokenizer_folder(folder: Path) -> None:
     known = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"}
     if not names & known:
         raise UserError(f"no tokenizer in {folder}, expected one of {', '.join(sorted(known))}")
+    for file in (folder / name for name in ("tokenizer.json", "tokenizer_config.json") if name in names):
+        try:
+            json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {file}: {error}, expected JSON") from error
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -61,3 +61,28 @@ def test_mistakes_are_one_line_and_code_2(capsys, arguments, message):
     code, out, err = run(capsys, "out", *arguments)
     lines = [line for line in err.splitlines() if "nothing was started" not in line]
     assert code == 2 and not out and len(lines) == 1 and re.search(message, lines[0])
+
+
+RUN = """
+model: {hidden_size: 8, vocab_size: 258, blocks: {m: [{mixer: {type: mlp, size: 8}}]}, pattern: m}
+data:
+  sources:
+    - {type: text, paths: [a.txt], weight: 2}
+    - {type: jsonl, paths: [a.jsonl]}
+  tokenizer: {type: bytes}
+  sequence_length: 4
+"""
+
+
+def test_a_source_of_a_run_file(capsys, folder):
+    (folder / "run.yaml").write_text(RUN)
+    code, out, _ = run(capsys, "out", "--config", "run.yaml", "--source", "1", "data.sources.1.field=text")
+    assert code == 0 and out.startswith("out: 2 documents, 15 tokens")
+    for arguments, message in (
+        ([], "several data.sources, expected --source with one of 0 (text), 1 (jsonl)"),
+        (["--source", "2"], "--source: got 2, expected one of the 2 data.sources"),
+        (["--source", "0", "data.sources.0.paths.0=b.txt"], "no such file: b.txt"),
+        (["data=null"], "no `data`, expected one to prepare with"),
+    ):
+        code, _, err = run(capsys, "elsewhere", "--config", "run.yaml", *arguments)
+        assert code == 2 and message in err

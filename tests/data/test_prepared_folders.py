@@ -117,8 +117,21 @@ def test_two_at_once_make_one_folder(tmp_path, small_batches):
 
 def test_a_complete_folder_is_not_written_again(prepared):
     before = (prepared / "tokens.bin").stat().st_mtime_ns
-    run(prepared, texts=["never looked at"])
+    run(prepared)
     assert (prepared / "tokens.bin").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["first", "other", *TEXTS[4:]], "document 2 of the sources differs"),
+        (TEXTS[:-3], "document 61 of the sources differs"),
+        ([*TEXTS, "new"], "the sources have more documents"),
+    ],
+)
+def test_a_complete_folder_of_other_text_is_refused(prepared, texts, message):
+    with pytest.raises(UserError, match=message):
+        run(prepared, texts=texts)
 
 
 def interrupt(folder: Path) -> None:
@@ -131,9 +144,9 @@ def interrupt(folder: Path) -> None:
 
 def test_input_that_changed_between_two_attempts_is_refused(tmp_path, small_batches):
     interrupt(tmp_path / "prepared")
-    with pytest.raises(UserError, match="document 2 of the sources changed since this preparation began"):
+    with pytest.raises(UserError, match="document 2 of the sources differs from the one in .*prepared.partial"):
         run(tmp_path / "prepared", texts=["first", "other", *TEXTS[4:]])
-    with pytest.raises(UserError, match="an unfinished preparation from other sources"):
+    with pytest.raises(UserError, match="partial was begun from other sources or with another tokenizer"):
         run(tmp_path / "prepared", sources=[])
     run(tmp_path / "prepared")
 

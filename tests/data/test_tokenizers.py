@@ -82,11 +82,15 @@ def test_unreadable_folders_are_one_line(folder, tmp_path):
     damaged.mkdir()
     for file in folder.iterdir():
         (damaged / file.name).write_bytes(file.read_bytes())
-    (damaged / "tokenizer.json").write_text("{")
+    (damaged / "tokenizer.json").write_text('{"version": "1.0"}')
+    pointer = tmp_path / "pointer"
+    pointer.mkdir()
+    (pointer / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
     for name, message in {
         "missing": "no such folder",
         "empty": "no tokenizer in",
         "file": "got the file",
+        "pointer": "cannot read .*tokenizer.json: .*, expected JSON",
         "damaged": "cannot read the tokenizer",
     }.items():
         with pytest.raises(UserError, match=message) as error:
