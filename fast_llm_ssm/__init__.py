@@ -6,11 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fast_llm_ssm.convert.load import load_model
+    from fast_llm_ssm.model.build import build_model
     from fast_llm_ssm.train.config import load_config
 
-__all__ = ["load_config"]
+__all__ = ["build_model", "load_config", "load_model"]
 
-_HOMES = {"load_config": "fast_llm_ssm.train.config"}
+_HOMES = {
+    "build_model": "fast_llm_ssm.model.build",
+    "load_config": "fast_llm_ssm.train.config",
+    "load_model": "fast_llm_ssm.convert.load",
+}
 
 
 def __getattr__(name: str) -> Any:

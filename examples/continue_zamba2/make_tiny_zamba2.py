@@ -1,6 +1,6 @@
 """Write a tiny Zamba 2 with random weights, in the layout of the published ones: something to practise on offline.
 
-    python examples/continue_zamba2/make_tiny_zamba2.py FOLDER
+python examples/continue_zamba2/make_tiny_zamba2.py FOLDER
 """
 
 import sys

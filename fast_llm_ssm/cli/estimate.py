@@ -9,15 +9,12 @@ _GIB = 2**30
 
 def estimate(config: RunFile, overrides: Overrides = None) -> None:
     """Print layers, parameters, operations and memory of a run file's model; nothing is allocated."""
-    from fast_llm_ssm.config import UserError
     from fast_llm_ssm.model import build_meta, estimate
     from fast_llm_ssm.train.config import load_config
 
     run = load_config(config, *(overrides or ()))
-    if run.model is None:
-        raise UserError(f"{config}: model: missing, expected the model to estimate")
     length = run.data.sequence_length if run.data else 4096
-    rows = run.train.micro_batch_size if run.train else 1
+    rows = run.train.micro_batch if run.train else 1
     half = run.train.precision == "bf16" if run.train else True
     recompute = run.train.activation_checkpointing == "full" if run.train else False
     sizes = estimate(build_meta(run.model), length, rows, 2 if half else 4, recompute)
