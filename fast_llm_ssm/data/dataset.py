@@ -156,7 +156,7 @@ def _load_tokenizer(config: DataConfig) -> Tokenizer:
 def _load_source(source: SourceConfig, key: str, tokenizer: Tokenizer, cache: Path | None) -> Documents:
     try:
         documents = source.load(tokenizer, cache)
-    except UserError as error:
+    except (UserError, OSError) as error:
         raise UserError(f"{key}: {error}") from error
     if not len(documents):
         raise UserError(f"{key}: holds no text; expected at least one document that is not empty")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fast_llm_ssm.config import UserError
-from fast_llm_ssm.data import Batch, ByteTokenizer, changed_parts, prepare
+from fast_llm_ssm.data import Batch, ByteTokenizer, DataConfig, build_dataset, changed_parts, prepare
 
 WORDS = ["def", "return", "猫", "é", "if", "x", "=", "\r\n", "\n", "1"]
 
@@ -227,6 +227,18 @@ def test_too_little_data_is_one_line(tmp_path, texts, options, message):
     with pytest.raises(UserError, match=message) as error:
         make_dataset({"type": "jsonl", "paths": [str(path)]}, **options)
     assert "\n" not in str(error.value)
+
+
+def test_what_fails_while_reading_is_one_line(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", ["a" * 99])
+    (tmp_path / "file").write_text("")
+    source = {"type": "jsonl", "paths": [str(path)]}
+    with pytest.raises(UserError, match=r"^data\.sources\.0: .*Not a directory.*file"):
+        make_dataset(source, cache=str(tmp_path / "file" / "cache"))
+    config = DataConfig.model_validate({"sources": [source], "tokenizer": {"type": "bytes"}, "sequence_length": 4})
+    path.unlink()
+    with pytest.raises(UserError, match=r"^data\.sources\.0: no such file: .*a\.jsonl$"):
+        build_dataset(config, 0)
 
 
 def test_empty_documents_are_left_out(tmp_path):
