@@ -39,10 +39,18 @@ def card(config: RunConfig, model: HybridModel, dataset: Dataset, device: torch.
     yield (
         "memory",
         f"about {needs.total / _GIB:.2g} GiB of {memory_total(device) / _GIB:.0f} on {device_name(device)}"
-        f"   {train.precision}   {backend.summary(device)}",
+        f"   {train.precision}   {_backends(device)}",
     )
     if device.type == "cuda" and not train.deterministic:
         yield "note", "runs are not bit-reproducible; train.deterministic=true makes them so"
+
+
+def _backends(device: torch.device) -> str:
+    """Which ops run as kernels, and why the others do not."""
+    if device.type == "cpu":
+        return "ops: reference, on the CPU"
+    ops = {status.name.partition(":")[0]: status for status in backend.status() if status.name.endswith(": triton")}
+    return ", ".join(f"{name} {'triton' if op.available else f'reference ({op.reason})'}" for name, op in ops.items())
 
 
 def model_line(model: HybridModel, sequence_length: int) -> str:

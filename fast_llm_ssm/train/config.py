@@ -38,6 +38,8 @@ class TrainConfig(Config):
         precision: Of activations and their gradients; parameters, gradients and optimizer are fp32 always.
         activation_checkpointing: `full` keeps only each layer's input and computes the rest again in the backward pass.
         device: `auto` takes the GPU where there is one.
+        backend: `reference` runs the ops in plain PyTorch, `auto` their kernels where they can run (the log says where
+            they cannot), `triton` refuses to start where one cannot.
         deterministic: Refuse operations whose result varies from run to run. On the CPU runs repeat bit by bit anyway
             (with the same number of threads).
     """
@@ -48,6 +50,7 @@ class TrainConfig(Config):
     precision: Literal["fp32", "bf16"] = "bf16"
     activation_checkpointing: Literal["none", "full"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "triton", "reference"] = "auto"
     deterministic: bool = False
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +18,7 @@ _REFRESHES_PER_SECOND = 4
 class Reporter(logging.Handler):
     """Prints to the terminal and to a log file; on a terminal the line of the newest step stays at the bottom.
 
-    While it is open it also prints what the package logs: a warning is a line like any other.
+    While it is open it also prints what the package logs, and Python's warnings: each is a line like any other.
 
     Args:
         path: The log file, which is appended to.
@@ -38,6 +39,7 @@ class Reporter(logging.Handler):
         self._level, self._propagate = logger.level, logger.propagate
         logger.setLevel(logging.INFO)
         logger.propagate = False
+        self._showwarning, warnings.showwarning = warnings.showwarning, self._warn
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -50,6 +52,7 @@ class Reporter(logging.Handler):
         logger.removeHandler(self)
         logger.setLevel(self._level)
         logger.propagate = self._propagate
+        warnings.showwarning = self._showwarning
         if error is not None:  # whoever catches it prints it
             self._file.write(f"{'error':8}{type(error).__name__}: {error}\n")
         self._file.close()
@@ -57,6 +60,9 @@ class Reporter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         label = "warning" if record.levelno >= logging.WARNING else "note"
         self.say(label, record.getMessage())
+
+    def _warn(self, message: Warning | str, *args: object, **kwargs: object) -> None:
+        self.say("warning", str(message).splitlines()[0])
 
     def say(self, label: str, text: str) -> None:
         """A line that stays."""

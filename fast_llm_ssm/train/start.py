@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -11,6 +12,7 @@ from fast_llm_ssm.checkpoint import Checkpoint
 from fast_llm_ssm.config import UserError
 from fast_llm_ssm.data import Dataset, build_dataset
 from fast_llm_ssm.model import HybridModel, build_model
+from fast_llm_ssm.ops import backend
 from fast_llm_ssm.train.config import RunConfig, require_trainable
 from fast_llm_ssm.train.hardware import choose_device
 from fast_llm_ssm.train.optimizer import build_optimizer, optimizer_tensors
@@ -47,6 +49,7 @@ def prepare(config: RunConfig, folder: RunFolder) -> Start:
     if saved is not None:
         refuse_other_model(saved, config)
     device = choose_device(train.device)
+    _set_backend(train.backend, device)
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(train.deterministic)
     dataset = build_dataset(data, config.seed)
@@ -69,6 +72,17 @@ def prepare(config: RunConfig, folder: RunFolder) -> Start:
     else:
         start.lines.append(("start", f"at step 0, initial weights drawn with seed {config.seed}"))
     return start
+
+
+def _set_backend(name: Literal["auto", "triton", "reference"], device: torch.device) -> None:
+    if name == "triton":
+        missing = [status for status in backend.status() if status.name.endswith(": triton") and not status.available]
+        reason = f"{missing[0].name.partition(':')[0]}: {missing[0].reason}" if missing else ""
+        if device.type == "cpu":
+            reason = "training runs on the CPU"
+        if reason:
+            raise UserError(f"train.backend: got triton, which cannot run here ({reason}); expected auto or reference")
+    backend.set_default(name)
 
 
 def _resume(start: Start, saved: Checkpoint, config: RunConfig) -> None:
