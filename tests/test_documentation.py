@@ -1,4 +1,4 @@
-"""Every command in the README, CONTRIBUTING and the examples is true: it is run here, or is checked by hand of CI."""
+"""Every command in the README, CONTRIBUTING and the examples is true: it is run here, or by CI."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_readmes_setup_commands_name_what_exists():
 
 
 def test_the_readmes_other_commands_run(checkout: Path):
-    """All but the two that set up from nothing: CI runs the one for tests, and the default run has a test of its own."""
+    """All but the two that set up from nothing: CI runs the one for tests, the default run has its own test."""
     for line in commands(checkout / "README.md"):
         if "pip install" not in line:
             run(f". .venv/bin/activate\n{line}", checkout)
