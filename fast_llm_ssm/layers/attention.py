@@ -11,7 +11,7 @@ from torch import Tensor
 from fast_llm_ssm.layers.base import Mixer, MixerConfig, State, mixers
 from fast_llm_ssm.layers.init import Init
 from fast_llm_ssm.layers.layout import Layout
-from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, NormConfig, project
+from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, NormConfig, project, scaled
 from fast_llm_ssm.layers.rotary import RopeConfig, rotate
 from fast_llm_ssm.ops import attention
 
@@ -20,7 +20,10 @@ from fast_llm_ssm.ops import attention
 class AttentionConfig(MixerConfig):
     """Causal softmax attention: grouped keys and values, rotary positions in full, in part or not, window, scale.
 
-    `scale` defaults to head_dim ** -0.5. `window` is the number of keys that a query sees, itself included.
+    `scale` defaults to head_dim ** -0.5. `window` is the number of keys that a query sees, itself included; the first
+    `prefix` keys are visible to all later queries all the same. With `kv: reuse_previous` it has no keys and values of
+    its own and attends to those of the nearest earlier layer that has, rotated already. The multipliers scale what the
+    projections read, the keys, and the output.
     """
 
     type: Literal["attention"] = "attention"
@@ -31,9 +34,14 @@ class AttentionConfig(MixerConfig):
     scale: float | None = Field(default=None, gt=0)
     rope: RopeConfig | None = None
     window: int | None = Field(default=None, gt=0)
+    prefix: int = Field(default=0, ge=0)
+    kv: Literal["own", "reuse_previous"] = "own"
     bias: bool = False
     out_bias: bool = False
     qk_norm: NormConfig | None = None
+    in_multiplier: float = 1.0
+    key_multiplier: float = 1.0
+    out_multiplier: float = 1.0
 
     @model_validator(mode="after")
     def _check(self) -> AttentionConfig:
@@ -57,49 +65,69 @@ class AttentionConfig(MixerConfig):
     def value_dim(self) -> int:
         return self.v_head_dim or self.head_dim
 
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        return self.kv_heads, self.head_dim, self.value_dim
+
+    @property
+    def reuses_kv(self) -> bool:
+        return self.kv == "reuse_previous"
+
     def build(self, input_size: int, output_size: int) -> Attention:
         return Attention(self, input_size, output_size)
 
+    def build_inner(self, input_size: int) -> Attention:
+        return Attention(self, input_size, None)
+
     def adapter_targets(self, input_size: int) -> dict[str, tuple[int, int]]:
-        return {
+        targets = {
             "q": (input_size, self.num_heads * self.head_dim),
             "k": (input_size, self.kv_heads * self.head_dim),
             "v": (input_size, self.kv_heads * self.value_dim),
         }
+        return {"q": targets["q"]} if self.reuses_kv else targets
 
 
 class Attention(Mixer):
     """q, k, v projections -> rotary positions -> softmax attention -> o projection."""
 
-    def __init__(self, config: AttentionConfig, input_size: int, output_size: int):
+    def __init__(self, config: AttentionConfig, input_size: int, output_size: int | None):
         super().__init__()
         self.config = c = config
         self.q_proj = Linear(input_size, c.num_heads * c.head_dim, c.bias)
-        self.k_proj = Linear(input_size, c.kv_heads * c.head_dim, c.bias)
-        self.v_proj = Linear(input_size, c.kv_heads * c.value_dim, c.bias)
-        self.o_proj = Linear(c.num_heads * c.value_dim, output_size, c.out_bias)
         self.q_norm = c.qk_norm.build(c.head_dim) if c.qk_norm else None
-        self.k_norm = c.qk_norm.build(c.head_dim) if c.qk_norm else None
+        if not c.reuses_kv:
+            self.k_proj = Linear(input_size, c.kv_heads * c.head_dim, c.bias)
+            self.v_proj = Linear(input_size, c.kv_heads * c.value_dim, c.bias)
+            self.k_norm = c.qk_norm.build(c.head_dim) if c.qk_norm else None
+        self.o_proj = Linear(c.inner_size, output_size, c.out_bias) if output_size is not None else None
 
     def forward(self, x: Tensor, layout: Layout, adapters: Adapters = NO_ADAPTERS) -> Tensor:
-        q, k, v = self._project(x, layout.positions, adapters)
-        y = attention(q, k, v, scale=self.config.scale, window=self.config.window, cu_seqlens=layout.cu_seqlens)
-        return self.o_proj(y.flatten(-2))
+        q = self._queries(x, layout.positions, adapters)
+        k, v = self._reused(layout) if self.config.reuses_kv else self._keys_values(x, layout.positions, adapters)
+        if layout.kv is not None:
+            layout.kv.kv = k, v
+        return self._finish(self._attend(q, k, v, cu_seqlens=layout.cu_seqlens))
 
     def new_state(self, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype) -> State:
-        c = self.config
+        if self.config.reuses_kv:
+            return {}
+        heads, key_size, value_size = self.config.kv_shape
         # Zeros, not empty memory: a masked key still multiplies its value by zero, and 0 * NaN is NaN.
         return {
-            "k": torch.zeros(batch_size, max_length, c.kv_heads, c.head_dim, device=device, dtype=dtype),
-            "v": torch.zeros(batch_size, max_length, c.kv_heads, c.value_dim, device=device, dtype=dtype),
+            "k": torch.zeros(batch_size, max_length, heads, key_size, device=device, dtype=dtype),
+            "v": torch.zeros(batch_size, max_length, heads, value_size, device=device, dtype=dtype),
         }
 
     def prefill(self, x: Tensor, layout: Layout, state: State, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         assert layout.rows is not None and layout.cu_seqlens is not None
-        q, k, v = self._project(x, layout.positions, adapters)
         rows, positions, starts = layout.rows, layout.positions[0], layout.cu_seqlens[:-1].long()
-        state["k"][rows, positions] = k[0]
-        state["v"][rows, positions] = v[0]
+        q = self._queries(x, layout.positions, adapters)
+        k, v = self._cache(x, rows, layout, state, adapters)
         # Queries to one row per sequence again: each looks at its own row of the cache.
         index = torch.arange(rows.shape[0], device=rows.device) - starts[rows]
         shape = (starts.shape[0], int(index.max()) + 1 if len(index) else 0)
@@ -108,62 +136,76 @@ class Attention(Mixer):
         query_positions = positions.new_zeros(shape)
         query_positions[rows, index] = positions
         used = int(positions.max()) + 1 if len(positions) else 0
-        y = attention(
-            queries,
-            state["k"][:, :used],
-            state["v"][:, :used],
-            scale=self.config.scale,
-            window=self.config.window,
-            positions=query_positions,
-        )
-        return self.o_proj(y[rows, index].flatten(-2)[None])
+        y = self._attend(queries, k[:, :used], v[:, :used], positions=query_positions)
+        return self._finish(y[rows, index][None])
 
     def step(self, x: Tensor, layout: Layout, state: State, adapters: Adapters = NO_ADAPTERS) -> Tensor:
-        q, k, v = self._project(x, layout.positions, adapters)
-        index = layout.positions[:, 0]
-        rows = torch.arange(x.shape[0], device=x.device)
-        state["k"][rows, index] = k[:, 0]
-        state["v"][rows, index] = v[:, 0]
-        y = attention(
-            q,
-            state["k"],
-            state["v"],
-            scale=self.config.scale,
-            window=self.config.window,
-            positions=layout.positions,
-        )
-        return self.o_proj(y.flatten(-2))
+        q = self._queries(x, layout.positions, adapters)
+        k, v = self._cache(x, torch.arange(x.shape[0], device=x.device), layout, state, adapters)
+        return self._finish(self._attend(q, k, v, positions=layout.positions))
 
-    def _project(self, x: Tensor, positions: Tensor, adapters: Adapters) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, input_size] -> q [B, T, Hq, D], k [B, T, Hkv, D], v [B, T, Hkv, Dv], rotated."""
+    def _cache(
+        self, x: Tensor, rows: Tensor, layout: Layout, state: State, adapters: Adapters
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of all positions so far, those of the new tokens included: [rows, max_length, Hkv, D]."""
+        if self.config.reuses_kv:
+            return self._reused(layout)
+        k, v = self._keys_values(x, layout.positions, adapters)
+        positions = layout.positions.flatten()
+        state["k"][rows, positions] = k.flatten(0, 1)
+        state["v"][rows, positions] = v.flatten(0, 1)
+        if layout.kv is not None:
+            layout.kv.kv = state["k"], state["v"]
+        return state["k"], state["v"]
+
+    def _reused(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        assert layout.kv is not None and layout.kv.kv is not None, "the model's config checks that they exist"
+        return layout.kv.kv
+
+    def _queries(self, x: Tensor, positions: Tensor, adapters: Adapters) -> Tensor:
+        """x [B, T, input_size] -> q [B, T, Hq, D], rotated."""
         c = self.config
-        q = project(self.q_proj, x, adapters, "q").unflatten(-1, (c.num_heads, c.head_dim))
-        k = project(self.k_proj, x, adapters, "k").unflatten(-1, (c.kv_heads, c.head_dim))
+        q = project(self.q_proj, scaled(x, c.in_multiplier), adapters, "q").unflatten(-1, (c.num_heads, c.head_dim))
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        return q if c.rope is None else rotate(q, positions, c.rope)
+
+    def _keys_values(self, x: Tensor, positions: Tensor, adapters: Adapters) -> tuple[Tensor, Tensor]:
+        """x [B, T, input_size] -> k [B, T, Hkv, D], rotated, and v [B, T, Hkv, Dv]."""
+        c = self.config
+        x = scaled(x, c.in_multiplier)
+        k = scaled(project(self.k_proj, x, adapters, "k"), c.key_multiplier).unflatten(-1, (c.kv_heads, c.head_dim))
         v = project(self.v_proj, x, adapters, "v").unflatten(-1, (c.kv_heads, c.value_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if c.rope is not None:
-            q, k = rotate(q, positions, c.rope), rotate(k, positions, c.rope)
-        return q, k, v
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        return (k if c.rope is None else rotate(k, positions, c.rope)), v
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, **which: Tensor | None) -> Tensor:
+        c = self.config
+        return attention(q, k, v, scale=c.scale, window=c.window, prefix=c.prefix, **which)  # type: ignore[arg-type]
+
+    def _finish(self, y: Tensor) -> Tensor:
+        y = y.flatten(-2)  # [B, T, Hq, Dv] -> [B, T, inner_size]
+        return scaled(y if self.o_proj is None else self.o_proj(y), self.config.out_multiplier)
+
+    def _linears(self) -> list[Linear]:
+        return [module for module in self.children() if isinstance(module, Linear)]
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        for linear in (self.q_proj, self.k_proj, self.v_proj):
-            init.normal(linear.weight)
-        init.normal(self.o_proj.weight, scale=init.residual_scale)
+        for linear in self._linears():
+            init.normal(linear.weight, scale=init.residual_scale if linear is self.o_proj else 1.0)
 
     def flops_per_token(self, sequence_length: int) -> float:
         c = self.config
-        linears = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        # Causal: a query sees half of the sequence on average, or its window.
+        # Causal: a query sees half of the sequence on average, or its window and the prefix.
         keys = (sequence_length + 1) / 2
-        if c.window is not None and c.window < sequence_length:
-            keys = c.window - c.window * (c.window - 1) / (2 * sequence_length)
-        return 2 * sum(linear.weight.numel() for linear in linears) + 2 * c.num_heads * keys * (
-            c.head_dim + c.value_dim
-        )
+        if c.window is not None and c.window + c.prefix < sequence_length:
+            keys = c.window - c.window * (c.window - 1) / (2 * sequence_length) + c.prefix
+        matrices = sum(linear.weight.numel() for linear in self._linears())
+        return 2 * matrices + 2 * c.num_heads * keys * (c.head_dim + c.value_dim)
 
     def activation_size_per_token(self) -> float:
         c = self.config
-        q, kv, out = c.num_heads * c.head_dim, c.kv_heads * (c.head_dim + c.value_dim), c.num_heads * c.value_dim
-        return self.q_proj.in_features + q + kv + 2 * out
+        kv = 0 if c.reuses_kv else c.kv_heads * (c.head_dim + c.value_dim)
+        return self.q_proj.in_features + c.num_heads * c.head_dim + kv + 2 * c.inner_size

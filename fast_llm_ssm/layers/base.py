@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -24,6 +25,29 @@ class MixerConfig(Config):
     def build(self, input_size: int, output_size: int) -> Mixer:
         """The module, mapping [B, T, input_size] to [B, T, output_size]."""
         raise NotImplementedError
+
+    @property
+    def inner_size(self) -> int | None:
+        """Width before the output projection, of mixers that can do without one; None of others."""
+        return None
+
+    def build_inner(self, input_size: int) -> Mixer:
+        """The module without its output projection, mapping [B, T, input_size] to [B, T, inner_size]."""
+        raise NotImplementedError
+
+    def parts(self) -> Iterator[MixerConfig]:
+        """This mixer and those inside it, in the order in which they run."""
+        yield self
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int] | None:
+        """(heads, size of a key, size of a value) of what later layers can reuse, or of what this one reuses."""
+        return None
+
+    @property
+    def reuses_kv(self) -> bool:
+        """Whether it attends to the keys and values of the nearest earlier layer that has its own."""
+        return False
 
     def adapter_targets(self, input_size: int) -> dict[str, tuple[int, int]]:
         """Projections that a use of a shared block may adapt: name -> (in features, out features)."""

@@ -8,6 +8,16 @@ import torch
 from torch import Tensor
 
 
+@dataclass
+class KVSlot:
+    """Hands keys and values from one attention to the later ones that reuse them, within one layer's pass.
+
+    They are [B, T, heads, size], positions applied; or, while decoding, the caches of the layer that owns them.
+    """
+
+    kv: tuple[Tensor, Tensor] | None = None
+
+
 @dataclass(frozen=True)
 class Layout:
     """The tokens of one batch.
@@ -19,6 +29,7 @@ class Layout:
         cu_seqlens: [documents + 1] int32 over the flattened B * T tokens, row ends included; None likewise.
         rows: only for prefill, where the real tokens of all rows stand packed in one row: [T] int64, the row of the
             decoding state that each token continues. Document r is then row r of the state, and may be empty.
+        kv: where attention finds the keys and values that it reuses and leaves its own; None in models without reuse.
     """
 
     dtype: torch.dtype
@@ -26,6 +37,7 @@ class Layout:
     seq_idx: Tensor | None = None
     cu_seqlens: Tensor | None = None
     rows: Tensor | None = None
+    kv: KVSlot | None = None
 
 
 def plain_layout(batch_size: int, length: int, dtype: torch.dtype, device: torch.device) -> Layout:

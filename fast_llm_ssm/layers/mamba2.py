@@ -13,7 +13,7 @@ from fast_llm_ssm.config import Config
 from fast_llm_ssm.layers.base import Mixer, MixerConfig, State, mixers
 from fast_llm_ssm.layers.init import Init
 from fast_llm_ssm.layers.layout import Layout
-from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, fp32_parameter
+from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, fp32_parameter, scaled
 from fast_llm_ssm.ops import causal_conv1d, causal_conv1d_update, gated_rms_norm, selective_state_update, ssd
 
 
@@ -30,7 +30,8 @@ class Mamba2Config(MixerConfig):
     """Mamba 2: input-dependent linear recurrence with scalar decay per head, behind a short convolution.
 
     `dt_limit` clamps the step sizes, in training, prefill and decoding alike. `gate` says where silu(z) acts:
-    before the norm (norm_after_gate, the published models), after it, or without a norm at all.
+    before the norm (norm_after_gate, the published models), after it, or without a norm at all. `in_multipliers` scale
+    the sections z, x, B, C, dt of the input projection, `in_multiplier` and `out_multiplier` input and output.
     """
 
     type: Literal["mamba2"] = "mamba2"
@@ -48,6 +49,9 @@ class Mamba2Config(MixerConfig):
     proj_bias: bool = False
     conv_bias: bool = True
     dt_init: DtInitConfig = DtInitConfig()
+    in_multiplier: float = 1.0
+    in_multipliers: tuple[float, float, float, float, float] | None = None
+    out_multiplier: float = 1.0
 
     @model_validator(mode="after")
     def _check(self) -> Mamba2Config:
@@ -81,8 +85,15 @@ class Mamba2Config(MixerConfig):
     def norm_group_size(self) -> int:
         return self.gate_norm_group or self.d_inner // self.n_groups
 
+    @property
+    def inner_size(self) -> int:
+        return self.d_inner
+
     def build(self, input_size: int, output_size: int) -> Mamba2:
         return Mamba2(self, input_size, output_size)
+
+    def build_inner(self, input_size: int) -> Mamba2:
+        return Mamba2(self, input_size, None)
 
 
 class GateNorm(nn.Module):
@@ -113,7 +124,7 @@ class Mamba2(Mixer):
     fp32_parameters = frozenset({"A_log", "D", "dt_bias"})
     no_decay_parameters = frozenset({"A_log", "D", "dt_bias"})
 
-    def __init__(self, config: Mamba2Config, input_size: int, output_size: int):
+    def __init__(self, config: Mamba2Config, input_size: int, output_size: int | None):
         super().__init__()
         self.config = config
         num_heads = config.num_heads
@@ -125,7 +136,7 @@ class Mamba2(Mixer):
         self.A_log = fp32_parameter(num_heads)
         self.D = fp32_parameter(num_heads, config.head_dim) if config.D_has_hdim else fp32_parameter(num_heads)
         self.norm = GateNorm(config) if config.gate != "no_norm" else None
-        self.out_proj = Linear(config.d_inner, output_size, config.proj_bias)
+        self.out_proj = Linear(config.d_inner, output_size, config.proj_bias) if output_size is not None else None
 
     def forward(self, x: Tensor, layout: Layout, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         z, xbc, dt = self._project(x)
@@ -190,7 +201,13 @@ class Mamba2(Mixer):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         c = self.config
-        z, xbc, dt = self.in_proj(x).split([c.d_inner, c.conv_size, c.num_heads], dim=-1)
+        projected = self.in_proj(scaled(x, c.in_multiplier))
+        if c.in_multipliers is not None:
+            groups = c.n_groups * c.d_state
+            sizes = (c.d_inner, c.d_inner, groups, groups, c.num_heads)
+            sections = zip(sizes, c.in_multipliers, strict=True)
+            projected = projected * torch.cat([x.new_full((size,), factor) for size, factor in sections])
+        z, xbc, dt = projected.split([c.d_inner, c.conv_size, c.num_heads], dim=-1)
         return z, xbc, dt
 
     def _conv_parameters(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -224,14 +241,16 @@ class Mamba2(Mixer):
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:
         y = y.flatten(-2)  # [..., H, P] -> [..., d_inner]
-        return self.out_proj(y if self.norm is None else self.norm(y, z))
+        y = y if self.norm is None else self.norm(y, z)
+        return scaled(y if self.out_proj is None else self.out_proj(y), self.config.out_multiplier)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
         """As the authors' code: A in [-16, -1], D one, step sizes log-uniform, the rest torch's fan-in default."""
         c = self.config
         init.fan_in_uniform(self.in_proj.weight, self.in_proj.in_features)
-        init.fan_in_uniform(self.out_proj.weight, self.out_proj.in_features, scale=init.residual_scale)
+        if self.out_proj is not None:
+            init.fan_in_uniform(self.out_proj.weight, self.out_proj.in_features, scale=init.residual_scale)
         init.fan_in_uniform(self.conv_weight, c.d_conv)
         if self.conv_bias is not None:
             init.fan_in_uniform(self.conv_bias, c.d_conv)
@@ -244,7 +263,10 @@ class Mamba2(Mixer):
 
     def flops_per_token(self, sequence_length: int) -> float:
         c = self.config
-        projections = 2 * (self.in_proj.weight.numel() + self.out_proj.weight.numel() + self.conv_weight.numel())
+        matrices = [self.in_proj.weight, self.conv_weight]
+        if self.out_proj is not None:
+            matrices.append(self.out_proj.weight)
+        projections = 2 * sum(matrix.numel() for matrix in matrices)
         chunk = min(c.chunk_size, sequence_length)
         # Inside a chunk half of the pairs are causal; across chunks each head writes and reads its P x N state.
         within = chunk * (c.n_groups * c.d_state + c.d_inner)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fast_llm_ssm.layers.base import Mixer, MixerConfig, State, mixers
 from fast_llm_ssm.layers.init import Init
 from fast_llm_ssm.layers.layout import Layout
-from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, project
+from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, project, scaled
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -34,13 +34,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @mixers.register("mlp")
 class MLPConfig(MixerConfig):
-    """Feed-forward layer: down(act(up x)), or gated, down(act(gate x) * up x)."""
+    """Feed-forward layer: down(act(up x)), or gated, down(act(gate x) * up x).
+
+    The multipliers scale what the activation sees, and the output.
+    """
 
     type: Literal["mlp"] = "mlp"
     size: int = Field(gt=0)
     gated: bool = True
     activation: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
     bias: bool = False
+    gate_multiplier: float = 1.0
+    down_multiplier: float = 1.0
 
     def build(self, input_size: int, output_size: int) -> MLP:
         return MLP(self, input_size, output_size)
@@ -63,10 +68,13 @@ class MLP(Mixer):
         self.down_proj = Linear(config.size, output_size, config.bias)
 
     def forward(self, x: Tensor, layout: Layout, adapters: Adapters = NO_ADAPTERS) -> Tensor:
-        if self.config.gated:
+        c = self.config
+        if c.gated:
             gate, up = project(self.gate_up_proj, x, adapters, "gate_up").chunk(2, dim=-1)
-            return self.down_proj(self.activation(gate) * up)
-        return self.down_proj(self.activation(project(self.up_proj, x, adapters, "up")))
+            h = self.activation(scaled(gate, c.gate_multiplier)) * up
+        else:
+            h = self.activation(scaled(project(self.up_proj, x, adapters, "up"), c.gate_multiplier))
+        return scaled(self.down_proj(h), c.down_multiplier)
 
     def prefill(self, x: Tensor, layout: Layout, state: State, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         return self.forward(x, layout, adapters)

@@ -92,6 +92,11 @@ def project(linear: Linear, x: Tensor, adapters: Adapters, target: str) -> Tenso
     return y + adapters[target](x) if target in adapters else y
 
 
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a multiplier of the config; most models have none."""
+    return x if factor == 1.0 else x * factor
+
+
 @contextlib.contextmanager
 def parameter_dtype(dtype: torch.dtype | None) -> Iterator[None]:
     """Modules built inside have parameters of this dtype (None: fp32), except those that must stay fp32."""

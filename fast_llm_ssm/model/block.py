@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class Block(nn.ModuleList):
 
     def __init__(self, configs: Sequence[SublayerConfig], hidden_size: int):
         super().__init__(Sublayer(config, hidden_size) for config in configs)
+        self.reuses_kv = any(part.reuses_kv for config in configs for part in config.mixer.parts())
 
     def forward(
         self,
@@ -135,7 +136,8 @@ class Inject(nn.Module):
         self, x: Tensor, embedding: Tensor, layout: Layout, mode: str, state: list[SublayerState] | None
     ) -> Tensor:
         h = torch.cat([x, embedding], dim=-1) if self.concat else x
-        y = self.block(h, embedding, layout, mode, state, self.adapters)
+        # Its keys and values belong to this use alone.
+        y = self.block(h, embedding, replace(layout, kv=None), mode, state, self.adapters)
         return y if self.linear is None else self.linear(y.to(layout.dtype))
 
     @torch.no_grad()

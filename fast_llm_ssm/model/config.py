@@ -73,13 +73,18 @@ class InitConfig(Config):
 
 
 class ModelConfig(Config):
-    """A stack of blocks between an embedding and a head."""
+    """A stack of blocks between an embedding and a head.
+
+    `meta_tokens` learned vectors stand before the tokens of every document, through all layers; positions count from
+    them, and they have no logits.
+    """
 
     name: str = "model"
     hidden_size: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
     pad_vocab_multiple: int = Field(default=1, gt=0)
     tie_embeddings: bool = True
+    meta_tokens: int = Field(default=0, ge=0)
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     residual_fp32: bool = False
@@ -107,6 +112,8 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         problems = [*self._pattern_problems(), *self._size_problems()]
+        if not problems:
+            problems = list(self._kv_problems())
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -124,6 +131,27 @@ class ModelConfig(Config):
                 yield f"pattern: names the unknown block `{name}`, expected one of: {', '.join(self.blocks)}"
         if self.expect.layers not in (None, len(names)):
             yield f"expect.layers: got {self.expect.layers}, but the pattern gives {len(names)}"
+
+    def _kv_problems(self) -> Iterator[str]:
+        """Keys and values that a layer reuses must have been made, in the same shape."""
+        for name, block in self.shared.items():
+            if any(part.reuses_kv for sublayer in block for part in sublayer.mixer.parts()):
+                yield f"shared.{name}: a shared block can't reuse keys and values"
+        made: tuple[int, int, int] | None = None
+        for i, name in enumerate(self.layer_names):
+            for j, sublayer in enumerate(self.blocks[name]):
+                for part in sublayer.mixer.parts():
+                    if part.kv_shape is None:
+                        continue
+                    if part.reuses_kv and made is None:
+                        yield f"blocks.{name}.{j}.mixer.kv: layer {i} has no earlier keys and values to reuse"
+                    elif part.reuses_kv and made != part.kv_shape:
+                        yield (
+                            f"blocks.{name}.{j}.mixer.kv: layer {i} wants (heads, key size, value size) "
+                            f"{part.kv_shape}, but the ones to reuse are {made}"
+                        )
+                    elif not part.reuses_kv:
+                        made = part.kv_shape
 
     def _size_problems(self) -> Iterator[str]:
         for name, block in self.blocks.items():

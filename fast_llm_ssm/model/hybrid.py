@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fast_llm_ssm.layers.base import Mixer
 from fast_llm_ssm.layers.init import Init
-from fast_llm_ssm.layers.layout import Layout, document_layout, plain_layout, prefill_layout
-from fast_llm_ssm.layers.parts import Linear
+from fast_llm_ssm.layers.layout import KVSlot, Layout, document_layout, plain_layout, prefill_layout
+from fast_llm_ssm.layers.parts import Linear, scaled
+from fast_llm_ssm.model import meta_tokens
 from fast_llm_ssm.model.block import Block, Inject, SublayerState
 from fast_llm_ssm.model.config import ModelConfig
 from fast_llm_ssm.ops import linear_cross_entropy
@@ -54,8 +55,10 @@ class HybridModel(nn.Module):
         self.activation_checkpointing = "none"
         d = config.hidden_size
         self.embedding = Embedding(config.num_rows, d)
+        self.meta_tokens = nn.Parameter(torch.empty(config.meta_tokens, d)) if config.meta_tokens else None
         self.shared = nn.ModuleDict({name: Block(block, d) for name, block in config.shared.items()})
         self.layers = nn.ModuleList(Block(config.blocks[name], d) for name in config.layer_names)
+        self._reuses_kv = any(layer.reuses_kv for layer in self.layers)
         self._connect_shared()
         self.final_norm = config.final_norm.build(d)
         self.head = None if config.tie_embeddings else Linear(d, config.num_rows)
@@ -89,12 +92,11 @@ class HybridModel(nn.Module):
             ValueError: both `cu_seqlens` and `attention_mask`; wrong shapes; documents in a mixer without support.
         """
         if attention_mask is None:
-            return self._logits(self._hidden(input_ids, self._layout(input_ids, cu_seqlens)))
+            return self._logits(self._hidden(input_ids, cu_seqlens))
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens and attention_mask together: padding and packing exclude each other")
         real, counts = _real_tokens(input_ids, attention_mask)
-        layout = prefill_layout(counts, torch.zeros_like(counts), self.dtype)
-        logits = self._logits(self._hidden(input_ids[real][None], layout))
+        logits = self(input_ids[real][None], F.pad(counts.cumsum(0), (1, 0)))  # each row is a document
         out = logits.new_zeros(*input_ids.shape, logits.shape[-1])
         out[real] = logits[0]
         return out
@@ -113,7 +115,7 @@ class HybridModel(nn.Module):
         Returns:
             fp32 scalar.
         """
-        hidden = self._hidden(input_ids, self._layout(input_ids, cu_seqlens))
+        hidden = self._hidden(input_ids, cu_seqlens)
         return linear_cross_entropy(
             hidden,
             self._head_weight.to(hidden.dtype),
@@ -123,10 +125,17 @@ class HybridModel(nn.Module):
         )
 
     def new_state(self, batch_size: int, max_length: int, device: torch.device | str | None = None) -> DecodingState:
-        """The decoding state of rows that have seen nothing; each can take `max_length` tokens."""
+        """The decoding state of rows that have seen nothing but meta tokens; each can take `max_length` tokens."""
         device = torch.device(device) if device is not None else self.embedding.weight.device
-        layers = [layer.new_state(batch_size, max_length, device, self.dtype) for layer in self.layers]
-        return DecodingState(torch.zeros(batch_size, dtype=torch.int64, device=device), layers, max_length)
+        room = self.config.meta_tokens + max_length
+        layers = [layer.new_state(batch_size, room, device, self.dtype) for layer in self.layers]
+        state = DecodingState(torch.zeros(batch_size, dtype=torch.int64, device=device), layers, max_length)
+        if self.meta_tokens is not None:
+            counts = torch.full_like(state.lengths, self.config.meta_tokens)
+            meta = self.meta_tokens.to(self.dtype).repeat(batch_size, 1)[None]  # [1, B * M, d]
+            with torch.no_grad():
+                self._run(meta, prefill_layout(counts, state.lengths, self.dtype), "prefill", state)
+        return state
 
     def prefill(self, input_ids: Tensor, state: DecodingState, attention_mask: Tensor | None = None) -> Tensor:
         """Continue each row of the state by its real tokens, none included.
@@ -144,8 +153,8 @@ class HybridModel(nn.Module):
         _check_room(state, counts)
         if not real.any():
             return self._logits(self.embedding.weight.new_zeros(len(counts), self.config.hidden_size, dtype=self.dtype))
-        layout = prefill_layout(counts, state.lengths, self.dtype)
-        hidden = self._hidden(input_ids[real][None], layout, "prefill", state)[0]
+        layout = prefill_layout(counts, state.lengths + self.config.meta_tokens, self.dtype)
+        hidden = self._run(self._embed(input_ids[real][None]), layout, "prefill", state)[0]
         state.lengths += counts
         last = hidden.new_zeros(len(counts), hidden.shape[-1])
         some = counts > 0
@@ -157,8 +166,8 @@ class HybridModel(nn.Module):
 
         The caller sees to it that rows have room: checking here would synchronise a GPU at every token.
         """
-        layout = Layout(self.dtype, state.lengths[:, None].clone())
-        hidden = self._hidden(input_ids[:, None], layout, "step", state)
+        layout = Layout(self.dtype, state.lengths[:, None] + self.config.meta_tokens)
+        hidden = self._run(self._embed(input_ids[:, None]), layout, "step", state)
         state.lengths += 1
         return self._logits(hidden[:, 0])
 
@@ -167,39 +176,69 @@ class HybridModel(nn.Module):
         """Of the activations."""
         return self.compute_dtype or self.embedding.weight.dtype
 
-    def _layout(self, input_ids: Tensor, cu_seqlens: Tensor | None) -> Layout:
+    def _hidden(self, input_ids: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        """Final hidden states of whole documents, normed: [B, T, hidden_size]."""
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}, expected [batch, length]")
+        batch_size, length = input_ids.shape
+        embedding = self._embed(input_ids)
         if cu_seqlens is None:
-            return plain_layout(*input_ids.shape, self.dtype, input_ids.device)
+            count = self.config.meta_tokens
+            if self.meta_tokens is not None:
+                meta = self.meta_tokens.to(self.dtype).expand(batch_size, -1, -1)
+                embedding = torch.cat([meta, embedding], dim=1)
+            layout = plain_layout(batch_size, count + length, self.dtype, input_ids.device)
+            return self._run(embedding, layout)[:, count:]
         for name, mixer in self.named_mixers():
             if not mixer.supports_documents:
                 raise ValueError(f"{name} ({type(mixer).__name__}) cannot keep packed documents apart")
-        return document_layout(cu_seqlens.to(input_ids.device), *input_ids.shape, self.dtype)
+        layout = document_layout(cu_seqlens.to(input_ids.device), batch_size, length, self.dtype)
+        if self.meta_tokens is None:
+            return self._run(embedding, layout)
+        assert layout.cu_seqlens is not None
+        row, bounds, places = meta_tokens.insert(self.meta_tokens.to(self.dtype), embedding, layout.cu_seqlens)
+        return self._run(row, document_layout(bounds, 1, row.shape[1], self.dtype))[0, places]
 
-    def _hidden(
-        self, input_ids: Tensor, layout: Layout, mode: str = "forward", state: DecodingState | None = None
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        return scaled(self.embedding(input_ids, self.dtype), self.config.embedding_multiplier)
+
+    def _run(
+        self, embedding: Tensor, layout: Layout, mode: str = "forward", state: DecodingState | None = None
     ) -> Tensor:
-        """Final hidden states, normed: [B, T, hidden_size] in the layout's dtype."""
-        embedding = self.embedding(input_ids, layout.dtype)
-        if self.config.embedding_multiplier != 1.0:
-            embedding = embedding * self.config.embedding_multiplier
+        """Through all layers: embedding [B, T, hidden_size] -> normed hidden states in the layout's dtype."""
         x = embedding.float() if self.config.residual_fp32 and embedding.dtype != torch.float64 else embedding
         recompute = self.activation_checkpointing == "full" and torch.is_grad_enabled() and state is None
+        kv: tuple[Tensor, Tensor] | None = None
         for i, layer in enumerate(self.layers):
+            inputs = (layer, x, embedding, layout, mode, state.layers[i] if state is not None else None, kv)
             if recompute:
-                x = checkpoint(layer, x, embedding, layout, use_reentrant=False, preserve_rng_state=False)
+                x, kv = checkpoint(self._layer, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, embedding, layout, mode, state.layers[i] if state is not None else None)
+                x, kv = self._layer(*inputs)
         return self.final_norm(x).to(layout.dtype)
+
+    def _layer(
+        self,
+        layer: Block,
+        x: Tensor,
+        embedding: Tensor,
+        layout: Layout,
+        mode: str,
+        state: list[SublayerState] | None,
+        kv: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """One layer as a function: the keys and values that later layers may reuse go in and come out."""
+        if not self._reuses_kv:
+            return layer(x, embedding, layout, mode, state), None
+        slot = KVSlot(kv)
+        return layer(x, embedding, replace(layout, kv=slot), mode, state), slot.kv
 
     @property
     def _head_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, self._head_weight.to(hidden.dtype))
-        return logits if self.config.logits_multiplier == 1.0 else logits * self.config.logits_multiplier
+        return scaled(F.linear(hidden, self._head_weight.to(hidden.dtype)), self.config.logits_multiplier)
 
     def named_mixers(self) -> Iterator[tuple[str, Mixer]]:
         """(name, mixer), inner ones of parallel mixers too; a shared block's mixers once."""
@@ -226,7 +265,9 @@ class HybridModel(nn.Module):
     def flops_per_token(self, sequence_length: int) -> float:
         """Floating-point operations of a training step for one token: forward, and twice that backward."""
         head = 2 * self._head_weight.numel()
-        return 3 * (head + sum(layer.flops_per_token(sequence_length) for layer in self.layers))
+        length = sequence_length + self.config.meta_tokens
+        layers = sum(layer.flops_per_token(length) for layer in self.layers) * length / sequence_length
+        return 3 * (head + layers)
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
@@ -238,9 +279,11 @@ class HybridModel(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
-            elif name.endswith("norm.weight"):
+            elif name.endswith(".weight") and parameter.dim() == 1:  # of a norm
                 parameter.fill_(1.0)
         init.normal(self.embedding.weight)
+        if self.meta_tokens is not None:
+            init.normal(self.meta_tokens, std=1.0)
         if self.head is not None:
             init.normal(self.head.weight)
         for block in blocks:

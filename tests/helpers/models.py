@@ -25,9 +25,28 @@ MIXERS: dict[str, dict[str, Any]] = {
         "qk_norm": {"eps": 1e-6},
         "v_head_dim": 12,
     },
+    "attention with window and prefix": {**ATTENTION, "window": 4, "prefix": 3},
+    "attention with multipliers": {**ATTENTION, "in_multiplier": 0.7, "key_multiplier": 1.4, "out_multiplier": 0.8},
+    "attention with scaled positions": {
+        **ATTENTION,
+        "rope": {"type": "llama3", "theta": 100.0, "factor": 4, "original_max_positions": 16},
+    },
+    "mamba2 with multipliers": {
+        **MAMBA2,
+        "in_multiplier": 1.3,
+        "in_multipliers": [0.8, 1.2, 0.7, 1.5, 0.9],
+        "out_multiplier": 0.7,
+    },
     "mlp": MLP,
+    "mlp with multipliers": {**MLP, "gate_multiplier": 1.5, "down_multiplier": 0.6},
     "mlp not gated": {"type": "mlp", "size": 24, "gated": False, "activation": "relu2", "bias": True},
     "parallel": {"type": "parallel", "branches": [MAMBA2, ATTENTION], "combine": "mean"},
+    "parallel with one output projection": {
+        "type": "parallel",
+        "branches": [{**ATTENTION, "window": 4}, {**MAMBA2, "gate": "no_norm"}],
+        "branch_norm": {"eps": 1e-6},
+        "fused_out_proj": True,
+    },
 }
 """At least one config of every built-in mixer, by a readable name."""
 
@@ -62,7 +81,7 @@ def build(config: dict[str, Any], dtype: torch.dtype | None = None, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight") or name.endswith(".D"):
+            if (name.endswith(".weight") and parameter.dim() == 1) or name.endswith(".D"):
                 parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 0.2)
             elif parameter.dim() == 2 and not name.endswith("conv_weight"):
                 parameter.mul_(spread)
@@ -73,3 +92,33 @@ def build(config: dict[str, Any], dtype: torch.dtype | None = None, seed: int = 
 
 def tokens(*shape: int, seed: int = 1, vocab_size: int = 37) -> torch.Tensor:
     return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def meta_hybrid(**options: Any) -> dict[str, Any]:
+    """Attention and Mamba 2 side by side behind meta tokens; windows, and keys and values that later layers reuse."""
+    attention = {**ATTENTION, "v_head_dim": 8, "rope": {"theta": 100.0}}
+    local = {**attention, "window": 4, "prefix": 3}
+
+    def block(attention: dict[str, Any]) -> list[dict[str, Any]]:
+        parallel = {
+            "type": "parallel",
+            "branches": [attention, {**MAMBA2, "n_groups": 1}],
+            "branch_norm": {},
+            "fused_out_proj": True,
+            "combine": "mean",
+        }
+        return [{"mixer": parallel}, {"mixer": MLP}]
+
+    return {
+        "hidden_size": 16,
+        "vocab_size": 37,
+        "meta_tokens": 3,
+        "blocks": {
+            "g": block(attention),
+            "l": block(local),
+            "r": block({**local, "kv": "reuse_previous"}),
+            "m": {"mixer": MLP},
+        },
+        "pattern": "g l r m r g",
+        **options,
+    }
