@@ -28,7 +28,7 @@ COMMANDS = [
     Command("estimate", "estimate", "Print a model's layers, parameters, operations and memory; nothing is allocated."),
     Command("layers", "layers", "List the mixers that a run file can name."),
     Command("prepare", "prepare", "Tokenize text files into a folder of token files."),
-    Command("train", "train", "Train a model; the same command goes on with a run that was stopped."),
+    Command("train", "train", "Train a model, or go on with a run that was stopped."),
     Command("generate", "generate", "Continue a prompt with a checkpoint's model."),
 ]
 

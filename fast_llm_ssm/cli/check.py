@@ -13,14 +13,19 @@ if TYPE_CHECKING:
 
 def check(config: RunFile, overrides: Overrides = None) -> None:
     """Check a run file: all its mistakes at once, or one line about what it describes."""
+    from fast_llm_ssm.config import UserError
     from fast_llm_ssm.model import build_meta
     from fast_llm_ssm.train.config import load_config
 
     run = load_config(config, *(overrides or ()))
-    parts = [f"model {run.model.name}: {_layers(run.model)}"] if run.model else []
-    if run.model:
-        parts.append(f"{build_meta(run.model).num_parameters():,} parameters")
-    print(f"{config}: OK; {', '.join(parts) or 'no model'}")
+    try:
+        parameters = build_meta(run.model).num_parameters()
+    except UserError as error:
+        raise UserError(f"{config}: {error}") from None
+    training = ""
+    if run.train and run.data:
+        training = f"; {run.train.steps:,} steps of {run.train.batch_size:,} x {run.data.sequence_length:,} tokens"
+    print(f"{config}: OK; {_layers(run.model)}, {parameters:,} parameters{training}")
 
 
 def _layers(model: ModelConfig) -> str:

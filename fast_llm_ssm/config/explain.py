@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fast_llm_ssm.config.errors import ConfigError
 from fast_llm_ssm.config.tree import Node
-from fast_llm_ssm.config.walk import Path, at, keys_at, tags, types_at, unknown_key
+from fast_llm_ssm.config.walk import Path, at, keys_at, likely_path, tags, types_at
 from fast_llm_ssm.config.wording import expected, shown, suggestion
 
 _RAISED = ("value_error", "assertion_error")
@@ -33,6 +33,7 @@ def explain(error: ValidationError, cls: type[BaseModel], tree: Node) -> list[Co
     """One error a mistake in a tree that `cls` refused."""
     data = tree.plain()
     findings = _settle_unions([_finding(detail, data) for detail in error.errors(include_url=False)])
+    findings = _without_echoes(findings, cls, data)
     mistakes = [mistake for finding in findings for mistake in _mistakes(finding, cls, tree, data)]
     # An aliased section is checked at each of its uses, but was written once.
     unique = {
@@ -87,6 +88,31 @@ def _settle_unions(findings: list[_Finding]) -> list[_Finding]:
     return settled
 
 
+def _without_echoes(findings: list[_Finding], cls: type[BaseModel], data: Any) -> list[_Finding]:
+    """Leave out what another mistake brought about.
+
+    A misspelt key makes the right one missing; a tuple whose items are wrong is also called too short.
+    """
+    unknown = [finding.path for finding in findings if finding.kind == "extra_forbidden"]
+    meant = {likely_path(cls, data, path) for path in unknown}
+    wrong_inside = {finding.path[:depth] for finding in findings for depth in range(len(finding.path))}
+    echoes: dict[str, set[Any]] = {"missing": meant, "too_short": wrong_inside}
+    return [finding for finding in findings if finding.path not in echoes.get(finding.kind, ())]
+
+
+def _unknown_key(cls: type[BaseModel], data: Any, path: Path) -> str:
+    """What to say about a key that its section does not have."""
+    meant = likely_path(cls, data, path)
+    if meant:
+        return f"unknown key, did you mean `{meant[-1] if meant[:-1] == path[:-1] else _dotted(meant)}`?"
+    names = keys_at(cls, data, path[:-1])
+    return f"unknown key{suggestion(str(path[-1]), names)}" if names else "unknown key"
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(map(str, path))
+
+
 def _is_inside(finding: _Finding, path: Path) -> bool:
     return len(finding.path) > len(path) or finding.kind in (*_RAISED, *_TAGS)
 
@@ -96,10 +122,10 @@ def _mistakes(finding: _Finding, cls: type[BaseModel], tree: Node, data: Any) ->
 
     def mistake(message: str, *below: str | int) -> ConfigError:
         node, where = tree.nearest((*path, *below))
-        return node.origin.error(".".join(map(str, where)), message)
+        return node.origin.error(_dotted(where), message)
 
     if finding.kind == "extra_forbidden":
-        yield mistake(unknown_key(cls, data, path))
+        yield mistake(_unknown_key(cls, data, path))
     elif finding.kind == "ready":
         yield mistake(finding.text)
     elif finding.kind in _RAISED:

@@ -169,7 +169,7 @@ def _override(tree: Node, text: str, errors: list[ConfigError]) -> None:
         errors.append(origin.error("", "expected KEY=VALUE, the key dotted as in optim.lr=3e-4"))
         return
     try:
-        new = parse(value, origin.file, errors, override=origin.file) or Node(None, origin)
+        new = parse(value, origin.file, errors, origin.file, path.strip()) or Node(None, origin)
     except UserError as error:
         errors.append(origin.error("", str(error).removeprefix(f"{origin.file}: ")))
         return

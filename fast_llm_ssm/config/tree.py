@@ -105,14 +105,15 @@ class Node:
         return node, where
 
 
-def parse(text: str, file: str, errors: list[ConfigError], override: str | None = None) -> Node | None:
+def parse(text: str, file: str, errors: list[ConfigError], override: str | None = None, path: str = "") -> Node | None:
     """Read one YAML document.
 
     Args:
         text: the document.
         file: its name in messages.
         errors: mistakes that leave a tree (duplicate keys, keys that are not text) are appended here.
-        override: the text of the override that the document belongs to; it replaces file and line.
+        override: what to say in place of file and line where the document is the value of an override.
+        path: of the document in the whole tree, for messages.
 
     Returns:
         The tree; None for an empty document.
@@ -124,7 +125,7 @@ def parse(text: str, file: str, errors: list[ConfigError], override: str | None 
         root = _Loader(text).get_single_node()
         if root is None:
             return None
-        return _Converter(file, errors, override).convert(root, "", None, ())
+        return _Converter(file, errors, override).convert(root, path, None, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(filter(None, (error.context, error.problem)))
@@ -183,9 +184,8 @@ class _Converter:
             name = key.value
             here = f"{path}.{name}".lstrip(".")
             if name in lines:
-                self.errors.append(
-                    self.origin(key.start_mark).error(here, f"duplicate key, first written in line {lines[name]}")
-                )
+                message = "duplicate key" if self.override else f"duplicate key, first written in line {lines[name]}"
+                self.errors.append(self.origin(key.start_mark).error(here, message))
                 continue
             lines[name] = key.start_mark.line + 1
             if key.tag == _TAG + "merge":

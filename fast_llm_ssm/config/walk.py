@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fast_llm_ssm.config.registry import Registry
-from fast_llm_ssm.config.wording import alternatives, did_you_mean, suggestion
+from fast_llm_ssm.config.wording import alternatives, did_you_mean
 
 Path = tuple[str | int, ...]
 Type = tuple[Any, list[Any]]
@@ -44,14 +44,17 @@ def tags(cls: type[BaseModel], data: Any, path: Path, key: str) -> list[str]:
     return [str(value) for section in sections if key in section for value in literals(section[key])]
 
 
-def unknown_key(cls: type[BaseModel], data: Any, path: Path) -> str:
-    """What to say about a key that its section does not have."""
-    key = str(path[-1])
-    names = list(keys_at(cls, data, path[:-1]))
-    near = _elsewhere(cls, data, path) or did_you_mean(key, names)
-    if near:
-        return f"unknown key, did you mean `{near}`?"
-    return f"unknown key{suggestion(key, names)}" if names else "unknown key"
+def likely_path(cls: type[BaseModel], data: Any, path: Path) -> Path | None:
+    """What was meant by a key that its section does not have: a key of that name elsewhere, or a similar one here.
+
+    Elsewhere is below the section, or beside one that contains it, reached through named sections only.
+    """
+    for depth in range(len(path) - 1, -1, -1):
+        above = path[:depth]
+        for found in _search(types_at(cls, data, above), at(data, above), str(path[-1])):
+            return (*above, *found)
+    near = did_you_mean(str(path[-1]), keys_at(cls, data, path[:-1]))
+    return (*path[:-1], near) if near else None
 
 
 def at(data: Any, path: Path) -> Any:
@@ -108,15 +111,6 @@ def _narrowed(types: list[Type], data: Any) -> list[Type]:
         elif name is None or "type" not in fields(kind) or name in (literals(fields(kind)["type"]) or [name]):
             found.append((kind, constraints))
     return found or types
-
-
-def _elsewhere(cls: type[BaseModel], data: Any, path: Path) -> str | None:
-    """Where a key that is unknown here would be known: below its section, or beside one that contains it."""
-    for depth in range(len(path) - 1, -1, -1):
-        above = path[:depth]
-        for found in _search(types_at(cls, data, above), at(data, above), str(path[-1])):
-            return ".".join(map(str, (*above, *found)))
-    return None
 
 
 def _search(types: list[Type], data: Any, key: str) -> Iterator[Path]:

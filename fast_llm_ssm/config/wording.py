@@ -99,11 +99,15 @@ def _expected_one(kind: Any, constraints: list[Any]) -> str:
 def _expected_list(origin: Any, items: tuple[Any, ...]) -> str:
     fixed = origin is tuple and items[-1] is not Ellipsis
     number = f"{len(items)} " if fixed else ""
-    plurals = {
-        _PLAIN.get(kind, ("", ""))[1] for item in items if item is not Ellipsis for kind, _ in alternatives(item)
-    }
+    plurals = {_plural(kind) for item in items if item is not Ellipsis for kind, _ in alternatives(item)}
     same = plurals.pop() if len(plurals) == 1 else ""
     return f"a list of {number}{same or 'items'}" if number or same else "a list"
+
+
+def _plural(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "mappings"
+    return _PLAIN.get(get_origin(kind) or kind, ("", ""))[1]
 
 
 def _limits(constraints: list[Any], kind: Any) -> Iterable[str]:

@@ -60,9 +60,10 @@ class Mamba2Config(MixerConfig):
             problems.append(f"head_dim: got {self.head_dim}, expected a divisor of d_inner ({self.d_inner})")
         elif self.num_heads % self.n_groups:
             problems.append(f"n_groups: got {self.n_groups}, expected a divisor of the {self.num_heads} heads")
-        if self.d_inner % self.norm_group_size:
-            name = "gate_norm_group" if self.gate_norm_group else "n_groups"
-            problems.append(f"{name}: got {getattr(self, name)}, expected a divisor of d_inner ({self.d_inner})")
+        if self.gate_norm_group and self.d_inner % self.gate_norm_group:
+            problems.append(
+                f"gate_norm_group: got {self.gate_norm_group}, expected a divisor of d_inner ({self.d_inner})"
+            )
         low, high = self.dt_limit
         if not 0 <= low < high:
             problems.append(f"dt_limit: got {list(self.dt_limit)}, expected two rising numbers of at least 0")

@@ -25,8 +25,13 @@ def build_meta(config: ModelConfig, dtype: torch.dtype | None = None) -> HybridM
     Raises:
         UserError: the config gives another number of parameters than it expects.
     """
-    with torch.device("meta"), parameter_dtype(dtype):
-        model = HybridModel(config)
+    try:
+        with torch.device("meta"), parameter_dtype(dtype):
+            model = HybridModel(config)
+    except (RuntimeError, TypeError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise UserError("model: a weight has more bytes than 64 bits can count, expected smaller sizes") from None
     count, expected = model.num_parameters(), config.expect.params
     if expected is not None and count != expected:
         raise UserError(f"model.expect.params: the config gives {count:,} parameters, expected {expected:,}")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from fast_llm_ssm.config import Config
 from fast_llm_ssm.layers import AnyMixer
 from fast_llm_ssm.layers.parts import NormConfig
-from fast_llm_ssm.model.pattern import expand_pattern, fit
+from fast_llm_ssm.model.pattern import MAX_LAYERS, expand_pattern, fit
 
 
 class AdapterConfig(Config):
@@ -93,7 +93,7 @@ class ModelConfig(Config):
     blocks: dict[str, Block] = Field(min_length=1)
     pattern: str | list[str]
     symbols: dict[str, str] = Field(default_factory=dict)
-    num_blocks: int | None = Field(default=None, gt=0)
+    num_blocks: int | None = Field(default=None, gt=0, le=MAX_LAYERS)
     init: InitConfig = InitConfig()
     conversion: ConversionConfig | None = None
     expect: ExpectConfig = ExpectConfig()

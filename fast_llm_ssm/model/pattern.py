@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+MAX_LAYERS = 10_000
+_MAX_DIGITS = 9
 _REPEAT = re.compile(r"\(([^()]*)\)(\d+)")
 
 
@@ -15,13 +17,15 @@ def expand_pattern(pattern: str, symbols: Mapping[str, str]) -> list[str]:
     block of that name, or for `symbols[character]`.
 
     Raises:
-        ValueError: brackets that don't pair, or a group without a number.
+        ValueError: brackets that don't pair, a group without a number, or more than MAX_LAYERS.
     """
     text = re.sub(r"\s+", "", pattern)
     while match := _REPEAT.search(text):
+        if len(match[2]) > _MAX_DIGITS or len(text) + len(match[1]) * int(match[2]) > 2 * MAX_LAYERS:
+            raise ValueError(f"got {pattern!r}, expected at most {MAX_LAYERS:,} layers")
         text = text[: match.start()] + match[1] * int(match[2]) + text[match.end() :]
     if "(" in text or ")" in text:
-        raise ValueError(f"pattern {pattern!r}: brackets must pair and be followed by a number, as in (mmh)2")
+        raise ValueError(f"got {pattern!r}, expected brackets that pair, followed by a number, as in (mmh)2")
     return [symbols.get(character, character) for character in text]
 
 

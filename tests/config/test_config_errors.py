@@ -45,7 +45,6 @@ schedule: {type: cosin}
         "hybrid.yaml:7: model.blocks.m.mixer.d_sate: unknown key, did you mean `d_state`?",
         f"hybrid.yaml:8: model.blocks.a.0.mixer.type: unknown mixer `atention`, did you mean `attention`? {known}",
         "hybrid.yaml:10: model.blocks.h.0.mixer.num_kv_heads: got 2, expected a divisor of 3",
-        "hybrid.yaml:11: model.blocks.h.1.mixer: missing key, expected a mapping",
         "hybrid.yaml:11: model.blocks.h.1.mixr: unknown key, did you mean `mixer`?",
         "hybrid.yaml:14: optim.lr: got -0.1, expected a number greater than 0",
         "hybrid.yaml:15: optim.betas: got 0.9, expected a list of 2 numbers",
@@ -78,7 +77,7 @@ schedule: {type: cosin}
         ("eval_every: 1.5", "eval_every: got 1.5, expected an integer or never"),
         ("options: 3", "options: got 3, expected a mapping"),
         ("model: {blocks: {}}", "model.blocks: got an empty mapping, expected a mapping with at least 1 key"),
-        ("model: {blocks: {m: []}}", "model.blocks.m: got [], expected a list with at least 1 item"),
+        ("model: {blocks: {m: []}}", "model.blocks.m: got [], expected a list of mappings with at least 1 item"),
         ("model: {blocks: {m: [{mixer: mamba2}]}}", 'model.blocks.m.0.mixer: got "mamba2", expected a mapping'),
         (
             "model: {blocks: {m: [{mixer: {d_inner: 3}}]}}",

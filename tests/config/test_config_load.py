@@ -135,7 +135,7 @@ def test_overrides_fill_sections_that_are_missing_or_null() -> None:
         ("=3", "expected KEY=VALUE, the key dotted as in optim.lr=3e-4"),
         ("optim..lr=3", "expected KEY=VALUE, the key dotted as in optim.lr=3e-4"),
         ("optim.lr=[1", "not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
-        ("optim={lr: 1, lr: 2}", "lr: duplicate key, first written in line 1"),
+        ("optim={lr: 1, lr: 2}", "optim.lr: duplicate key"),
         ("optim.lr=-1", "optim.lr: got -1, expected a number greater than 0"),
         ("optim.lrr=1", "optim.lrr: unknown key, did you mean `lr`?"),
         ("optimm.lr=1", "optimm: unknown key, did you mean `optim`?"),
