@@ -15,7 +15,7 @@ def estimate(config: RunFile, overrides: Overrides = None) -> None:
     run = load_config(config, *(overrides or ()))
     length = run.data.sequence_length if run.data else 4096
     rows = run.train.micro_batch if run.train else 1
-    half = run.train.precision == "bf16" if run.train else True
+    half = run.train.precision != "fp32" if run.train else True
     recompute = run.train.activation_checkpointing == "full" if run.train else False
     sizes = estimate(build_meta(run.model), length, rows, 2 if half else 4, recompute)
 

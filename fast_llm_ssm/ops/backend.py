@@ -126,17 +126,6 @@ def status() -> list[Status]:
     return found
 
 
-def summary(device: torch.device) -> str:
-    """The backend of each op with kernels on this device, for people: "ssd triton, causal_conv1d reference (why)"."""
-    if device.type != "cuda":
-        return f"ops reference ({device.type})"
-    parts = []
-    for op in TRITON_MODULES:
-        reason = "the default backend is set to 'reference'" if _default == "reference" else _kernels(op)[1]
-        parts.append(f"{op} reference ({reason})" if reason else f"{op} triton")
-    return ", ".join(parts)
-
-
 def _triton_obstacle(op: str, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Returns why the op's Triton kernels cannot take this call, or ""."""
     module, reason = _kernels(op)

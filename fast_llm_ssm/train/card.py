@@ -33,13 +33,13 @@ def card(config: RunConfig, model: HybridModel, dataset: Dataset, device: torch.
         model,
         data.sequence_length,
         train.micro_batch,
-        activation_bytes=2 if train.precision == "bf16" else 4,
+        activation_bytes=model.dtype.itemsize,
         recompute=train.activation_checkpointing == "full",
     )
     yield (
         "memory",
         f"about {needs.total / _GIB:.2g} GiB of {memory_total(device) / _GIB:.0f} on {device_name(device)}"
-        f"   {train.precision}   {_backends(device)}",
+        f"   {str(model.dtype).removeprefix('torch.')}   {_backends(device)}",
     )
     if device.type == "cuda" and not train.deterministic:
         yield "note", "runs are not bit-reproducible; train.deterministic=true makes them so"

@@ -35,7 +35,8 @@ class TrainConfig(Config):
         steps: Optimizer updates of the whole run.
         batch_size: Rows of data.sequence_length tokens in an update.
         micro_batch_size: Rows in memory at a time; their gradients are accumulated. Null takes the whole batch.
-        precision: Of activations and their gradients; parameters, gradients and optimizer are fp32 always.
+        precision: Of activations and their gradients; parameters, gradients and optimizer are fp32 always. `auto` takes
+            bf16 on a GPU and fp32 on a CPU, where bf16 is slower.
         activation_checkpointing: `full` keeps only each layer's input and computes the rest again in the backward pass.
         device: `auto` takes the GPU where there is one.
         backend: `reference` runs the ops in plain PyTorch, `auto` their kernels where they can run (the log says where
@@ -47,7 +48,7 @@ class TrainConfig(Config):
     steps: int = Field(gt=0)
     batch_size: int = Field(gt=0)
     micro_batch_size: int | None = Field(default=None, gt=0)
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     activation_checkpointing: Literal["none", "full"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "triton", "reference"] = "auto"

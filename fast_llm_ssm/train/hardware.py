@@ -33,6 +33,12 @@ def choose_device(requested: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
 
 
+def choose_precision(requested: str, device: torch.device) -> torch.dtype:
+    """The activations' dtype for `auto`, `fp32` or `bf16`."""
+    half = requested == "bf16" or (requested == "auto" and device.type == "cuda")
+    return torch.bfloat16 if half else torch.float32
+
+
 def device_name(device: torch.device) -> str:
     """For people."""
     if device.type == "cuda":
@@ -40,9 +46,9 @@ def device_name(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
-def peak_flops(device: torch.device, precision: str) -> float | None:
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Peak operations a second of a known device at bf16; None for others."""
-    if device.type != "cuda" or precision != "bf16":
+    if device.type != "cuda" or dtype != torch.bfloat16:
         return None
     words = torch.cuda.get_device_name(device)
     return next((peak for name, peak in _PEAK_BF16.items() if name in words), None)

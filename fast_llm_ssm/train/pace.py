@@ -21,7 +21,7 @@ class Pace:
         self._steps, self._device = train.steps, device
         self._tokens = train.batch_size * data.sequence_length
         self._flops = model.flops_per_token(data.sequence_length)
-        self._peak = peak_flops(device, train.precision)
+        self._peak = peak_flops(device, model.dtype)
         self._seconds: float | None = None
         self._val_loss: float | None = None
 

@@ -14,7 +14,7 @@ from fast_llm_ssm.data import Dataset, build_dataset
 from fast_llm_ssm.model import HybridModel, build_model
 from fast_llm_ssm.ops import backend
 from fast_llm_ssm.train.config import RunConfig, require_trainable
-from fast_llm_ssm.train.hardware import choose_device
+from fast_llm_ssm.train.hardware import choose_device, choose_precision
 from fast_llm_ssm.train.optimizer import build_optimizer, optimizer_tensors
 from fast_llm_ssm.train.run_folder import RunFolder, changed_settings, refuse_other_data, refuse_other_model
 
@@ -61,7 +61,7 @@ def prepare(config: RunConfig, folder: RunFolder) -> Start:
     if saved is not None:
         refuse_other_data(saved, dataset)
     model = build_model(config.model, device, seed=config.seed)
-    model.compute_dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
+    model.compute_dtype = choose_precision(train.precision, device)
     model.activation_checkpointing = train.activation_checkpointing
     optimizer = build_optimizer(model, config.optim)
     start = Start(device, model, dataset, optimizer, 0, 0, [])
