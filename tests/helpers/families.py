@@ -1,0 +1,75 @@
+"""What the contract tests of converters run over: tiny random models of every registered format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers import huggingface as hf
+from helpers.zamba2_blocks import save_blocks_layout
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model of a format.
+
+    Attributes:
+        format: As registered.
+        build: The model in the library that defines it.
+        save: Writes it in the format; by default as transformers does.
+        loads: Whether transformers loads the format.
+    """
+
+    format: str
+    build: Callable[[], Any]
+    save: Callable[[Any, Path], Path] = hf.save
+    loads: bool = True
+
+
+def _zamba2(**changes: Any) -> Callable[[], Any]:
+    return lambda: hf.zamba2(**changes)
+
+
+def _mamba2(**changes: Any) -> Callable[[], Any]:
+    return lambda: hf.mamba2(**changes)
+
+
+CASES = {
+    "zamba2 one block": Case("zamba2", _zamba2()),
+    "zamba2 two blocks, no attention adapters, no rope": Case(
+        "zamba2",
+        _zamba2(num_mem_blocks=2, use_shared_attention_adapter=False, use_mem_rope=False, layers="mhmhhm"),
+    ),
+    "zamba2 three blocks, two groups": Case("zamba2", _zamba2(num_mem_blocks=3, mamba_ngroups=2, layers="hmhhmhh")),
+    "zamba2 hybrids at 1, 11, 21": Case(
+        "zamba2", _zamba2(num_mem_blocks=2, use_mem_rope=False, layers="mh" + "m" * 9 + "h" + "m" * 9 + "hm")
+    ),
+    "zamba2 biases, head sizes, silu": Case(
+        "zamba2",
+        _zamba2(
+            add_bias_linear=True,
+            use_shared_attention_adapter=False,
+            attention_head_dim=8,
+            num_key_value_heads=2,
+            mamba_headdim=4,
+            n_mamba_heads=16,
+            hidden_act="silu",
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+            rms_norm_eps=1e-3,
+            mamba_d_conv=3,
+        ),
+    ),
+    "zamba2_blocks": Case(
+        "zamba2_blocks", _zamba2(num_mem_blocks=2, layers="mhmhh", time_step_min=1e-30), save_blocks_layout, loads=False
+    ),
+    "mamba2 one group": Case("mamba2", _mamba2(n_groups=1)),
+    "mamba2 two groups": Case("mamba2", _mamba2(n_groups=2)),
+    "mamba2 eight groups, untied": Case("mamba2", _mamba2(n_groups=8, tie_word_embeddings=False)),
+    "mamba2 biases, limited steps": Case(
+        "mamba2",
+        _mamba2(use_bias=True, use_conv_bias=True, time_step_limit=(0.05, 0.2), layer_norm_epsilon=1e-3, conv_kernel=3),
+    ),
+    "mamba2 no convolution bias": Case("mamba2", _mamba2(use_conv_bias=False)),
+}
