@@ -2,6 +2,7 @@
 
 from fast_llm_ssm.layers.attention import AttentionConfig
 from fast_llm_ssm.layers.base import AnyMixer, Mixer, MixerConfig, State, mixers
+from fast_llm_ssm.layers.mamba import MambaConfig
 from fast_llm_ssm.layers.mamba2 import Mamba2Config
 from fast_llm_ssm.layers.mlp import MLPConfig
 from fast_llm_ssm.layers.parallel import ParallelConfig
@@ -11,6 +12,7 @@ __all__ = [
     "AttentionConfig",
     "MLPConfig",
     "Mamba2Config",
+    "MambaConfig",
     "Mixer",
     "MixerConfig",
     "ParallelConfig",

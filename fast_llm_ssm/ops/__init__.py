@@ -11,6 +11,7 @@ from .attention import attention
 from .causal_conv1d import causal_conv1d, causal_conv1d_update
 from .cross_entropy import linear_cross_entropy
 from .gated_norm import gated_rms_norm
+from .selective_scan import selective_scan
 from .ssd import ssd
 from .state_update import selective_state_update
 
@@ -20,6 +21,7 @@ __all__ = [
     "causal_conv1d_update",
     "gated_rms_norm",
     "linear_cross_entropy",
+    "selective_scan",
     "selective_state_update",
     "ssd",
 ]

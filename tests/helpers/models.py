@@ -9,6 +9,7 @@ import torch
 from fast_llm_ssm.model import HybridModel, ModelConfig, build_model
 
 MAMBA2 = {"type": "mamba2", "d_inner": 32, "d_state": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
+MAMBA = {"type": "mamba", "d_inner": 32, "d_state": 4, "dt_rank": 3}
 ATTENTION = {"type": "attention", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "rope": {"theta": 100.0}}
 MLP = {"type": "mlp", "size": 24}
 
@@ -16,6 +17,9 @@ MIXERS: dict[str, dict[str, Any]] = {
     "mamba2": MAMBA2,
     "mamba2 gate after norm": {**MAMBA2, "gate": "norm_before_gate", "D_has_hdim": True, "proj_bias": True},
     "mamba2 without norm": {**MAMBA2, "gate": "no_norm", "dt_limit": [0.01, 0.05], "conv_bias": False, "d_conv": 3},
+    "mamba": MAMBA,
+    "mamba with norms": {**MAMBA, "inner_norm": {"eps": 1e-6}, "proj_bias": True},
+    "mamba with weightless norms": {**MAMBA, "inner_norm": {"weight": False}, "conv_bias": False, "d_conv": 3},
     "attention": ATTENTION,
     "attention without rope": {**ATTENTION, "rope": None, "scale": 0.2, "bias": True, "out_bias": True},
     "attention with window": {
