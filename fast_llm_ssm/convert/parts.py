@@ -69,6 +69,8 @@ class Mamba2Heads(ConfigRule):
 
     def read(self, source: Json, model: Json) -> None:
         heads, head_dim = (get(source, spellings, None) for spellings in self.keys[:2])
+        if head_dim == "auto":
+            head_dim = None
         width = int(get(source, self.keys[2], 2) * source["hidden_size"])
         if heads is None:
             heads = self.default_heads if head_dim is None else width // head_dim
@@ -80,7 +82,7 @@ class Mamba2Heads(ConfigRule):
     def write(self, model: Json, source: Json) -> None:
         if not any(mixers(model, "mamba2")):
             return
-        heads, head_dim, expand = (spellings[0] for spellings in self.keys)
+        heads, head_dim, expand = (spellings[0] for spellings in self.keys[:3])
         source[head_dim] = one(head_dim, [config["head_dim"] for config in mixers(model, "mamba2")])
         d_inner = one(heads, [config["d_inner"] for config in mixers(model, "mamba2")])
         ratio = d_inner / model["hidden_size"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import huggingface as hf
+from helpers.decoders import decoder
 from helpers.zamba2_blocks import save_blocks_layout
 
 
@@ -72,4 +73,48 @@ CASES = {
         _mamba2(use_bias=True, use_conv_bias=True, time_step_limit=(0.05, 0.2), layer_norm_epsilon=1e-3, conv_kernel=3),
     ),
     "mamba2 no convolution bias": Case("mamba2", _mamba2(use_conv_bias=False)),
+    "llama": Case("llama", decoder("Llama")),
+    "llama 3 positions, biases, tied": Case(
+        "llama",
+        decoder(
+            "Llama",
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+            hidden_act="gelu",
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+    ),
+    "qwen2": Case("qwen2", decoder("Qwen2", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})),
+    "qwen2 windows above": Case(
+        "qwen2", decoder("Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1, num_hidden_layers=3)
+    ),
+    "qwen3": Case("qwen3", decoder("Qwen3", rms_norm_eps=1e-3, attention_bias=True)),
+    "bamba": Case("bamba", decoder("Bamba", time_step_limit=(0.05, 0.3))),
+    "bamba biases": Case(
+        "bamba", decoder("Bamba", attention_bias=True, mlp_bias=True, mamba_proj_bias=True, mamba_conv_bias=False)
+    ),
+    "falcon_h1 without norm": Case("falcon_h1", decoder("FalconH1", mamba_norm_before_gate=False)),
+    "falcon_h1 norm before gate": Case(
+        "falcon_h1",
+        decoder("FalconH1", mamba_rms_norm=True, mamba_norm_before_gate=True, mamba_d_ssm=48, mamba_d_head=6),
+    ),
+    "falcon_h1 norm after gate": Case(
+        "falcon_h1", decoder("FalconH1", mamba_rms_norm=True, mamba_norm_before_gate=False)
+    ),
+    "granitemoehybrid": Case("granitemoehybrid", decoder("GraniteMoeHybrid")),
+    "granitemoehybrid rope": Case(
+        "granitemoehybrid", decoder("GraniteMoeHybrid", position_embedding_type="rope", tie_word_embeddings=False)
+    ),
+    "nemotron_h": Case("nemotron_h", decoder("NemotronH")),
+    "nemotron_h biases, other limit": Case(
+        "nemotron_h", decoder("NemotronH", use_bias=True, mlp_bias=True, time_step_min=0.05, layer_norm_epsilon=1e-3)
+    ),
 }

@@ -34,7 +34,7 @@ def zamba2(**changes: Any) -> Any:
         "use_mem_rope": True,
         "max_position_embeddings": 256,
     }
-    return _spread(Zamba2ForCausalLM, Zamba2Config(**{**settings, **changes}))
+    return spread(Zamba2ForCausalLM, Zamba2Config(**{**settings, **changes}))
 
 
 def mamba2(**changes: Any) -> Any:
@@ -52,10 +52,11 @@ def mamba2(**changes: Any) -> Any:
         "chunk_size": CHUNK,
         "tie_word_embeddings": True,
     }
-    return _spread(Mamba2ForCausalLM, Mamba2Config(**{**settings, **changes}))
+    return spread(Mamba2ForCausalLM, Mamba2Config(**{**settings, **changes}))
 
 
-def _spread(cls: Any, config: Any) -> Any:
+def spread(cls: Any, config: Any) -> Any:
+    """A model of this config in which every parameter matters."""
     model = cls(config).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
