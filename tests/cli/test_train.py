@@ -62,7 +62,7 @@ def test_a_signal_ends_the_step_and_saves(tmp_path, number):
     folder = tmp_path / "runs" / "tiny"
     wait_until(lambda: (folder / "metrics.jsonl").exists() and len(metrics(folder)) >= 3)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 75, err
     step = metrics(folder)[-1]["step"]
     assert (folder / "checkpoints" / f"step-{step}" / "complete.json").exists()
@@ -72,5 +72,5 @@ def test_a_signal_ends_the_step_and_saves(tmp_path, number):
 def wait_until(ready) -> None:
     begin = time.monotonic()
     while not ready():
-        assert time.monotonic() - begin < 60
+        assert time.monotonic() - begin < 240
         time.sleep(0.01)

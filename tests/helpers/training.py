@@ -12,7 +12,7 @@ import yaml
 
 from fast_llm_ssm.train.config import RunConfig, load_config
 
-MAMBA2 = {"type": "mamba2", "d_inner": 32, "d_state": 8, "head_dim": 8, "chunk_size": 8}
+MAMBA2 = {"type": "mamba2", "d_inner": 32, "d_state": 8, "head_dim": 8, "chunk_size": 16}
 MODEL = {
     "hidden_size": 16,
     "vocab_size": 258,
@@ -22,8 +22,8 @@ MODEL = {
             {"residual": False, "mixer": {"type": "mlp", "size": 24}},
         ]
     },
-    "blocks": {"m": {"mixer": MAMBA2}, "h": {"mixer": MAMBA2, "inject": {"shared": ["T"]}}},
-    "pattern": "hmh",
+    "blocks": {"h": {"mixer": MAMBA2, "inject": {"shared": ["T"]}}},
+    "pattern": "hh",
 }
 
 
@@ -53,7 +53,7 @@ def run_tree(folder: Path) -> dict[str, Any]:
         "train": {"steps": 6, "batch_size": 4, "micro_batch_size": 2, "precision": "fp32", "device": "cpu"},
         "optim": {"lr": 1e-2},
         "schedule": {"type": "cosine", "warmup_steps": 2},
-        "checkpoint": {"every": 2},
+        "checkpoint": {"every": 3},
         "log": {"seconds": 0, "tensorboard": False},
     }
 

@@ -88,7 +88,7 @@ def test_a_broken_newest_checkpoint_is_passed_over(tmp_path, capsys):
     assert (
         "warning " in shown and "step-6 is not a complete checkpoint and is ignored: weights/__0_0.distcp has" in shown
     )
-    assert "resume  " in shown and "step-4 (complete" in shown
+    assert "resume  " in shown and "step-3 (complete" in shown
     equal_checkpoints(run, tmp_path / "right")
     assert reproducible(run) == before
 
@@ -96,10 +96,10 @@ def test_a_broken_newest_checkpoint_is_passed_over(tmp_path, capsys):
 def test_another_model_is_refused(tmp_path):
     train(tiny_run(tmp_path, "train.steps=2"))
     with pytest.raises(UserError) as error:
-        train(tiny_run(tmp_path, "model.blocks.m.mixer.d_state=4", "model.residual_fp32=true"))
+        train(tiny_run(tmp_path, "model.blocks.h.mixer.d_state=4", "model.residual_fp32=true"))
     message = str(error.value)
     assert "\n" not in message
-    assert "model.blocks.m.0.mixer.d_state: 8 -> 4" in message and "model.residual_fp32: false -> true" in message
+    assert "model.blocks.h.0.mixer.d_state: 8 -> 4" in message and "model.residual_fp32: false -> true" in message
     assert "another name" in message
 
 

@@ -89,26 +89,26 @@ def test_bf16_is_of_activations_only(tmp_path):
 
 def test_a_run(tmp_path, capsys):
     run = tmp_path / "runs" / "tiny"
-    samples = "samples={prompts: ['the ', 'a '], every: 3, max_new_tokens: 5}"
-    assert train(tiny_run(tmp_path, "validation.every=2", samples, "log.tensorboard=true", "train.steps=40"))
+    samples = "samples={prompts: ['the ', 'a '], every: 5, max_new_tokens: 5}"
+    assert train(tiny_run(tmp_path, "validation.every=4", samples, "log.tensorboard=true", "train.steps=12"))
     rows = metrics(run)
-    assert [row["step"] for row in rows] == list(range(1, 41))
-    assert [row["step"] for row in rows if "val_loss" in row] == list(range(2, 41, 2))
-    assert rows[-1]["val_loss"] < rows[1]["val_loss"] - 1
-    assert [row["tokens"] for row in rows] == [step * 4 * 24 for step in range(1, 41)]
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-38", "step-40"]
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert [row["step"] for row in rows if "val_loss" in row] == [4, 8, 12]
+    assert rows[-1]["val_loss"] < rows[3]["val_loss"] - 0.5
+    assert [row["tokens"] for row in rows] == [step * 4 * 24 for step in range(1, 13)]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-12", "step-9"]
     assert list((run / "tensorboard").iterdir())
     shown = capsys.readouterr().out
     assert shown == (run / "log.txt").read_text()
-    for label in ("model   3 layers: 2 h, 1 m (1 shared block)", "batch   96 tokens = 2 x 24 x 2", "start   at step 0"):
+    for label in ("model   2 layers: 2 h (1 shared block)", "batch   96 tokens = 2 x 24 x 2", "start   at step 0"):
         assert label in shown
-    assert "\nsample after step 39\nthe " in shown.replace(" \n", "\n")
-    assert "step    40/40  loss " in shown and "result  validation loss " in shown and "a bigram model's " in shown
+    assert "\nsample after step 10\nthe " in shown.replace(" \n", "\n")
+    assert "step    12/12  loss " in shown and "result  validation loss " in shown and "a bigram model's " in shown
     saved = checkpoint.find(run)
-    assert saved.step == 40 and saved.state["samples"] == 160
-    assert saved.config["train"]["steps"] == 40 and saved.folder("tokenizer") is not None
-    assert train(tiny_run(tmp_path, "train.steps=40"))
-    assert "step 40 of 40 was reached before; nothing to do" in capsys.readouterr().out
+    assert saved.step == 12 and saved.state["samples"] == 48
+    assert saved.config["train"]["steps"] == 12 and saved.folder("tokenizer") is not None
+    assert train(tiny_run(tmp_path, "train.steps=12"))
+    assert "step 12 of 12 was reached before; nothing to do" in capsys.readouterr().out
 
 
 def test_the_seed_decides(tmp_path):
