@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,8 @@ from fast_llm_ssm.layers.parts import Linear, scaled
 from fast_llm_ssm.model import meta_tokens
 from fast_llm_ssm.model.block import Block, Inject, SublayerState
 from fast_llm_ssm.model.config import ModelConfig
+from fast_llm_ssm.model.state import DecodingState
 from fast_llm_ssm.ops import linear_cross_entropy
-
-
-@dataclass
-class DecodingState:
-    """What a batch of rows remembers: [B] tokens seen so far, and each layer's state. Updated in place."""
-
-    lengths: Tensor
-    layers: list[list[SublayerState]]
-    max_length: int
 
 
 class Embedding(nn.Module):
