@@ -118,3 +118,6 @@ CASES = {
         "nemotron_h", decoder("NemotronH", use_bias=True, mlp_bias=True, time_step_min=0.05, layer_norm_epsilon=1e-3)
     ),
 }
+
+ELSEWHERE = {"hymba"}
+"""Formats that transformers lacks; they have tests of their own."""
