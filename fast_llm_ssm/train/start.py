@@ -27,6 +27,8 @@ class Start:
         step: Updates done.
         samples: Rows of the data consumed; the next step begins with this one.
         lines: What to tell about it, as (label, text).
+        source_files: What the model's import kept of its origin, by name; every checkpoint passes it on, so that an
+            export finds it.
     """
 
     device: torch.device
@@ -36,6 +38,7 @@ class Start:
     step: int
     samples: int
     lines: list[tuple[str, str]]
+    source_files: dict[str, bytes] | None = None
 
 
 def prepare(config: RunConfig, folder: RunFolder) -> Start:
@@ -89,12 +92,19 @@ def _resume(start: Start, saved: Checkpoint, config: RunConfig) -> None:
     saved.load_into(start.model)
     saved.load_optimizer_into(optimizer_tensors(start.optimizer, start.model))
     start.step, start.samples = saved.state["step"], saved.state["samples"]
+    start.source_files = _source_files(saved)
     start.lines.append(("resume", f"{saved.path} (complete; data at sample {start.samples:,})"))
     start.lines += [("changed", line) for line in changed_settings(saved, config)]
 
 
 def _start_from(start: Start, saved: Checkpoint) -> None:
     saved.load_into(start.model)
+    start.source_files = _source_files(saved)
     trained = "" if saved.step is None else f" (trained for {saved.step:,} steps)"
     line = f"at step 0 of a fresh schedule, weights of {saved.path}{trained}; fresh optimizer, data from the beginning"
     start.lines.append(("start", line))
+
+
+def _source_files(saved: Checkpoint) -> dict[str, bytes] | None:
+    folder = saved.folder("source")
+    return None if folder is None else {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

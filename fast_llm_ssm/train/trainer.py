@@ -64,7 +64,7 @@ class Trainer:
             start.dataset,
             start.optimizer,
         )
-        self.step, self.samples = start.step, start.samples
+        self.step, self.samples, self.source_files = start.step, start.samples, start.source_files
         self.pace = Pace(config, start.model, start.device)
 
     def run(self) -> bool:
@@ -150,6 +150,7 @@ class Trainer:
             config_yaml=checkpoint_yaml(self.config),
             state={"step": self.step, "samples": self.samples, "data": self.dataset.parts},
             tokenizer=self.dataset.tokenizer,
+            source_files=self.source_files,
             overwrite=True,
         )
         checkpoint.retain(self.folder.checkpoints, self.config.checkpoint.keep, self.config.checkpoint.permanent_every)
