@@ -109,6 +109,29 @@ def gradients_by_file_name(imported: Imported) -> dict[str, torch.Tensor]:
     return hf.read_tensors(folder)
 
 
+def test_packed_documents_and_decoding(imported: Imported) -> None:
+    model, ids, bounds = imported.model(), hf.tokens(2, 21), [0, 5, 21, 22, 42]
+    with torch.no_grad():
+        packed = model(ids, torch.tensor(bounds)).flatten(0, 1)
+        for first, last in zip(bounds, bounds[1:], strict=False):
+            alone = model(ids.flatten()[None, first:last])[0]
+            torch.testing.assert_close(packed[first:last], alone, rtol=0, atol=1e-5)
+        state = model.new_state(2, 21)
+        logits = [model.prefill(ids[:, :17], state), *(model.step(ids[:, t], state) for t in range(17, 21))]
+        torch.testing.assert_close(torch.stack(logits, 1), model(ids)[:, 16:], rtol=0, atol=1e-5)
+
+
+def test_fresh_settings_load_in_transformers(imported: Imported, tmp_path: Path) -> None:
+    converter = converters[imported.case.format]()
+    if not converter.fresh:
+        return
+    saved = Checkpoint(imported.checkpoint)
+    weights = {name: saved.read_tensors([name])[name] for name in saved.tensor_names}
+    checkpoint.save(tmp_path / "new", tensors=weights, config_yaml=saved.config_yaml)
+    out = export_folder(tmp_path / "new", tmp_path / "out", format=converter.name, say=lambda line: None)
+    assert_loads(out, logits_of(imported.reference, hf.tokens(2, 9)))
+
+
 def test_export_gives_the_source_back(imported: Imported, tmp_path: Path) -> None:
     out = export_folder(imported.checkpoint, tmp_path / "out", say=lambda line: None)
     assert {path.name for path in out.iterdir()} == {path.name for path in imported.folder.iterdir()}
