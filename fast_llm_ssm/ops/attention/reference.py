@@ -1,10 +1,11 @@
-"""Causal attention on PyTorch's scaled_dot_product_attention."""
+"""Causal attention on PyTorch's own: scaled_dot_product_attention, and its variable-length kernel on a GPU."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fast_llm_ssm.ops import documents
+from fast_llm_ssm.ops.attention import varlen
 
 _QUERY_BLOCK = 512
 
@@ -26,6 +27,8 @@ def attention(
         return _on_cache(q, k, v, scale, window, prefix, positions)
     if cu_seqlens is None or q.is_meta:
         return _rows(q, k, v, scale, window, prefix)
+    if varlen.can_run(q, v, prefix):
+        return varlen.attention(q, k, v, scale, window, cu_seqlens)
     packed = documents.from_cu_seqlens(cu_seqlens, q.shape[0] * q.shape[1])
     flat = [tensor.flatten(0, 1) for tensor in (q, k, v)]
     outputs, order = [], []
