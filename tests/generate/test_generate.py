@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.models import ATTENTION, MAMBA2, build, shared_hybrid, stack, tokens
+from helpers.models import ATTENTION, MAMBA2, build, meta_hybrid, shared_hybrid, stack, tokens
 
 from fast_llm_ssm.generate import SamplingOptions, generate
 from fast_llm_ssm.generate.sampling import Draws, Sampler, log_probabilities
@@ -12,8 +12,9 @@ def prompt_of(length: int, seed: int = 1) -> list[int]:
     return tokens(1, length, seed=seed)[0].tolist()
 
 
-def test_greedy_equals_recomputing_everything():
-    model = build(shared_hybrid())
+@pytest.mark.parametrize("config", [shared_hybrid(), meta_hybrid()], ids=["shared blocks", "meta tokens"])
+def test_greedy_equals_recomputing_everything(config):
+    model = build(config)
     prompt = prompt_of(9)
     expected = list(prompt)
     for _ in range(12):

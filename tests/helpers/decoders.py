@@ -66,13 +66,18 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
+def settings(name: str) -> dict[str, Any]:
+    """What the config of class `{name}Config` is made of."""
+    return {**_GENERAL, **_OWN[name]}
+
+
 def decoder(name: str, **changes: Any) -> Callable[[], Any]:
     """Builds a small model of transformers' class `{name}ForCausalLM`."""
 
     def build() -> Any:
         import transformers
 
-        config = getattr(transformers, f"{name}Config")(**{**_GENERAL, **_OWN[name], **changes})
+        config = getattr(transformers, f"{name}Config")(**{**settings(name), **changes})
         return hf.spread(getattr(transformers, f"{name}ForCausalLM"), config)
 
     return build
