@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from fast_llm_ssm.ops import documents
 from fast_llm_ssm.ops.documents import Documents
 
-_BLOCK_ELEMENTS = 1 << 17
+_BLOCK_ELEMENTS = 1 << 18
 
 
 class _Rows(NamedTuple):
@@ -86,12 +86,6 @@ def _convolve(window: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return value
 
 
-def _before_silu(dy: Tensor, value: Tensor) -> Tensor:
-    """Gradient of silu's argument `value`."""
-    gate = torch.sigmoid(value)
-    return dy * gate * (1 + value * (1 - gate))
-
-
 class _Conv(torch.autograd.Function):
     """x [B, T, D], history [documents, W - 1, D]; weight [W, D] and bias [D] in the dtype to compute in."""
 
@@ -124,9 +118,10 @@ class _Conv(torch.autograd.Function):
         later: Tensor | None = None  # what the tokens after this block give to its last ones
         for rows, start, end in _blocks(x.shape, len(weight)):
             window = _window(x, rows, start, end, weight)
-            dvalue = dy[rows, start:end].to(weight.dtype) * inner[rows, start:end]
+            dvalue = dy[rows, start:end].to(weight.dtype)
             if ctx.silu:
-                dvalue = _before_silu(dvalue, _convolve(window, weight, bias))
+                dvalue = torch.ops.aten.silu_backward(dvalue, _convolve(window, weight, bias))
+            dvalue = dvalue * inner[rows, start:end]
             dwindow = torch.zeros_like(window)
             for tap in range(len(weight)):
                 taken = slice(tap, tap + end - start)
@@ -141,7 +136,7 @@ class _Conv(torch.autograd.Function):
         windows = edges.windows.read(x.flatten(0, 1), history.flatten(0, 1)).to(weight.dtype)  # [n, W, D]
         dvalue = dy.flatten(0, 1)[edges.tokens].to(weight.dtype)
         if ctx.silu:
-            dvalue = _before_silu(dvalue, (windows * weight).sum(1) + bias)
+            dvalue = torch.ops.aten.silu_backward(dvalue, (windows * weight).sum(1) + bias)
         edges.windows.add_to(dx.view(-1, x.shape[2]), dhistory.flatten(0, 1), dvalue[:, None] * weight)
         dweight += (dvalue[:, None] * windows).sum(0)
         return dx, dhistory, dweight, dbias + dvalue.sum(0), None, None

@@ -10,6 +10,9 @@ from fast_llm_ssm.ops import documents
 from fast_llm_ssm.ops.documents import Documents
 from fast_llm_ssm.ops.ssd.scan import scan
 
+# Work inside a chunk grows with its square; longer ones only cost time here.
+_LONGEST_CHUNK = 64
+
 
 def ssd(
     x: Tensor,
@@ -41,23 +44,22 @@ def ssd(
         states = x.new_zeros(num_states, heads, dim, B.shape[3], dtype=dtype)
     else:
         states = initial_states.to(dtype)
+    chunk_size = min(chunk_size, _LONGEST_CHUNK)
     dt, A = apply_dt(dt.to(dtype), dt_bias, dt_softplus, dt_limit), A.to(dtype)
 
     if (seq_idx is None and cu_seqlens is None) or x.is_meta:
-        y, states = scan(x, dt, A, B, C, states, chunk_size)
+        y, states = scan(x, dt, A, B, C, D, states, chunk_size)
     elif cu_seqlens is not None:
         packed = documents.from_cu_seqlens(cu_seqlens, length)
-        y, states = _scan_documents(x, dt, A, B, C, states, chunk_size, packed)
+        y, states = _scan_documents(x, dt, A, B, C, D, states, chunk_size, packed)
     else:
         assert seq_idx is not None
         packed = documents.from_seq_idx(seq_idx)
         first, last = packed.first.to(x.device), packed.last.to(x.device)
         per_document = states.new_zeros(len(packed.starts), *states.shape[1:]).index_copy(0, first, states)
-        y, per_document = _scan_documents(x, dt, A, B, C, per_document, chunk_size, packed)
+        y, per_document = _scan_documents(x, dt, A, B, C, D, per_document, chunk_size, packed)
         states = per_document[last]
 
-    if D is not None:
-        y = y + x * (D if D.dim() == 2 else D[:, None])
     if z is not None:
         y = y * F.silu(z.to(dtype))
     y = y.to(x.dtype)
@@ -76,7 +78,15 @@ def apply_dt(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, dt_limit: tu
 
 
 def _scan_documents(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, states: Tensor, chunk_size: int, packed: Documents
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    states: Tensor,
+    chunk_size: int,
+    packed: Documents,
 ) -> tuple[Tensor, Tensor]:
     """Scan each document apart, those of similar length together. `states` and the returned states are [documents, H,
     P, N].
@@ -88,7 +98,7 @@ def _scan_documents(
         shape = bucket.tokens.shape
         x_rows, dt_rows, B_rows, C_rows = (t.index_select(0, bucket.tokens.flatten()).unflatten(0, shape) for t in flat)
         dt_rows = dt_rows.masked_fill(~bucket.valid[..., None], 0)  # a step of 0 leaves the state as it is
-        y, state = scan(x_rows, dt_rows, A, B_rows, C_rows, states[bucket.documents], chunk_size)
+        y, state = scan(x_rows, dt_rows, A, B_rows, C_rows, D, states[bucket.documents], chunk_size)
         outputs.append(y[bucket.valid])
         order.append(bucket.tokens[bucket.valid])
         final = final.index_copy(0, bucket.documents, state)

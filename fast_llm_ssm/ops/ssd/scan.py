@@ -54,7 +54,8 @@ def _pairwise(high: Tensor) -> Tensor:
 
 def _by_head(tensor: Tensor, factor: Tensor) -> Tensor:
     """tensor [M, L, R, P] times factor [M, L, R], as contiguous [M * R, L, P]."""
-    return (tensor * factor[..., None]).transpose(1, 2).flatten(0, 1)
+    tensor, factor = tensor.transpose(1, 2), factor.transpose(1, 2)[..., None]
+    return torch.mul(tensor, factor, out=factor.new_empty(tensor.shape)).flatten(0, 1)
 
 
 def _by_token(tensor: Tensor, factor: Tensor) -> Tensor:
@@ -65,38 +66,47 @@ def _by_token(tensor: Tensor, factor: Tensor) -> Tensor:
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, state: Tensor, chunk_size: int
+        ctx: Any,
+        x: Tensor,  # [M, T, R, P]
+        dt: Tensor,  # [M, T, R]
+        log_decay: Tensor,  # [M, T, R]
+        B: Tensor,  # [M, T, N]
+        C: Tensor,  # [M, T, N]
+        D: Tensor,  # [M, 1, R, P or 1]
+        initial: Tensor,  # [M, N, R, P]
+        chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
         rows, length, heads, dim = x.shape
-        dtype = state.dtype
+        dtype = initial.dtype
         y = x.new_empty(x.shape, dtype=dtype)
-        states = state.new_empty(-(-length // chunk_size), *state.shape)
-        for index, start in enumerate(range(0, length, chunk_size)):
-            span = slice(start, start + chunk_size)
-            states[index] = state
+        states = initial.new_empty(-(-length // chunk_size) + 1, *initial.shape)
+        states[0] = initial
+        for index in range(len(states) - 1):
+            span = slice(index * chunk_size, (index + 1) * chunk_size)
             x_chunk, dt_chunk = x[:, span].to(dtype), dt[:, span]
             B_chunk, C_chunk = B[:, span].to(dtype), C[:, span].to(dtype)
+            state = states[index]
             decay = _decay(log_decay[:, span])
             weights = _pairwise(decay.high).mul_((C_chunk @ B_chunk.mT).tril_()[:, None])
-            inside = (weights.flatten(0, 1) @ _by_head(x_chunk, dt_chunk * decay.inverse_rest)).unflatten(
-                0, (rows, heads)
-            )
-            before = (C_chunk @ state.flatten(2)).unflatten(2, (heads, dim)) * decay.from_start[..., None]
-            torch.addcmul(before, inside.transpose(1, 2), decay.rest[..., None], out=y[:, span])
+            inside = weights.flatten(0, 1) @ _by_head(x_chunk, dt_chunk * decay.inverse_rest)
+            y_chunk = (C_chunk @ state.flatten(2)).unflatten(2, (heads, dim)).mul_(decay.from_start[..., None])
+            y_chunk.addcmul_(inside.unflatten(0, (rows, heads)).transpose(1, 2), decay.rest[..., None])
+            torch.addcmul(y_chunk, x_chunk, D, out=y[:, span])
             added = (B_chunk.mT @ _by_token(x_chunk, dt_chunk * decay.to_end)).unflatten(2, (heads, dim))
-            state = torch.addcmul(added, state, decay.whole[..., None])
-        ctx.save_for_backward(x, dt, log_decay, B, C, states)
+            torch.addcmul(added, state, decay.whole[..., None], out=states[index + 1])
+        ctx.save_for_backward(x, dt, log_decay, B, C, D, states)
         ctx.chunk_size = chunk_size
-        return y, state.clone() if length == 0 else state
+        return y, states[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-        x, dt, log_decay, B, C, states = ctx.saved_tensors
-        rows, length, heads, dim = x.shape
+        x, dt, log_decay, B, C, D, states = ctx.saved_tensors
+        rows, _, heads, dim = x.shape
         dtype = states.dtype
-        dx, ddt, dlog_decay, dB, dC = (torch.empty_like(t) for t in (x, dt, log_decay, B, C))
-        for index in reversed(range(len(states))):
+        dx, ddt, dlog_decay, dB, dC = (torch.empty_like(tensor) for tensor in (x, dt, log_decay, B, C))
+        dD = torch.zeros_like(D)
+        for index in reversed(range(len(states) - 1)):
             span = slice(index * ctx.chunk_size, (index + 1) * ctx.chunk_size)
             x_chunk, dt_chunk, dy_chunk = x[:, span].to(dtype), dt[:, span], dy[:, span]
             B_chunk, C_chunk = B[:, span].to(dtype), C[:, span].to(dtype)
@@ -111,40 +121,49 @@ class _Scan(torch.autograd.Function):
             du = ((pairwise * scores[:, None]).flatten(0, 1).mT @ dy_head).unflatten(0, (rows, heads)).transpose(1, 2)
             dweights = (dy_head @ u.mT).unflatten(0, (rows, heads)).mul_(pairwise)  # [M, R, L, L]
             dscores = dweights.sum(1).tril_()
-            # A token's own decay is 1 whatever a is: leaving the diagonal out keeps rounding out of steep decays'
-            # gradients.
+            # The diagonal's decay is 1 whatever a is; left out, its rounding stays out of steep decays' gradients.
             dpairs = dweights.mul_(scores.tril_(-1)[:, None])
             da = (dpairs.sum(3) - dpairs.sum(2)).transpose(1, 2)  # [M, L, R]
 
             # From the state before the chunk, and into the state after it.
             dy_token, u_end = _by_token(dy_chunk, decay.from_start), _by_token(x_chunk, scale_end)
-            da = da + (dy_token * (C_chunk @ state)).unflatten(2, (heads, dim)).sum(3)
+            da = da + (C_chunk @ state).mul_(dy_token).unflatten(2, (heads, dim)).sum(3)
             du_end = (B_chunk @ dstate_flat).unflatten(2, (heads, dim))
             x_du_end = (x_chunk * du_end).sum(3)
             through = scale_end * x_du_end
             carried = (states[index] * dstate).sum((1, 3)) * decay.whole[:, 0]  # [M, R]
 
-            torch.addcmul(du_end * scale_end[..., None], du, scale_inside[..., None], out=du_end)
-            dx[:, span] = du_end
             ddt[:, span] = decay.inverse_rest * (x_chunk * du).sum(3) + decay.to_end * x_du_end
             # a_i is a sum over k <= i, e - a_j one over k > j.
             dlog_decay[:, span] = da.flip(1).cumsum(1).flip(1) + (through.cumsum(1) - through) + carried[:, None]
+            dx_chunk = du_end.mul_(scale_end[..., None]).addcmul_(du, scale_inside[..., None])
+            dx[:, span] = dx_chunk.addcmul_(dy_chunk, D)
+            if ctx.needs_input_grad[5]:
+                dD += (dy_chunk * x_chunk).sum(1, keepdim=True).sum_to_size(D.shape)
             dC[:, span] = torch.baddbmm(dscores @ B_chunk, dy_token, state.mT)
             dB[:, span] = torch.baddbmm(dscores.mT @ C_chunk, u_end, dstate_flat.mT)
             dstate = torch.addcmul((C_chunk.mT @ dy_token).unflatten(2, (heads, dim)), dstate, decay.whole[..., None])
-        return dx, ddt, dlog_decay, dB, dC, dstate, None
+        return dx, ddt, dlog_decay, dB, dC, dD, dstate, None
 
 
 def scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_states: Tensor, chunk_size: int
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial_states: Tensor,
+    chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Scan rows that are one document each.
 
     Args:
         x: [B, T, H, P].
-        dt: [B, T, H], the step as it is applied, fp32 or fp64.
-        A: [H], like dt.
+        dt: [B, T, H], the step as it is applied, in the dtype of `initial_states`.
+        A: [H], in the dtype of `initial_states`.
         B, C: [B, T, G, N].
+        D: [H] or [H, P].
         initial_states: [B, H, P, N], in the dtype to compute in.
         chunk_size: tokens handled at once.
 
@@ -152,12 +171,13 @@ def scan(
         y [B, T, H, P] and the final states [B, H, P, N], in the dtype of `initial_states`.
     """
     batch, _, heads, dim = x.shape
-    groups, state_size = B.shape[2:]
+    groups = B.shape[2]
     split = (groups, heads // groups)
 
     def by_group(tensor: Tensor) -> Tensor:  # [B, T, G, ...] -> [B * G, T, ...], a view for one group
         return tensor.transpose(1, 2).flatten(0, 1)
 
+    skip = A.new_zeros(heads, 1) if D is None else D.to(A.dtype).view(heads, -1)
     state = initial_states.unflatten(1, split).permute(0, 1, 4, 2, 3).flatten(0, 1)  # [M, N, R, P]
     y, state = _Scan.apply(
         by_group(x.unflatten(2, split)),
@@ -165,7 +185,8 @@ def scan(
         by_group((dt * A).unflatten(2, split)),
         by_group(B),
         by_group(C),
-        state.contiguous(),
+        skip.unflatten(0, split).expand(batch, -1, -1, -1).flatten(0, 1)[:, None],
+        state,
         chunk_size,
     )
     y = y.unflatten(0, (batch, groups)).transpose(1, 2).flatten(2, 3)
