@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fast_llm_ssm.config import UserError
-from fast_llm_ssm.convert.config_rules import Carried, ConfigRule, Fixed, Json, get, mixers, number, one
+from fast_llm_ssm.convert.config_rules import Carried, ConfigRule, Json, get, mixers, number, one
 from fast_llm_ssm.convert.rules import Depthwise, Join, Rename, TensorRule
 from fast_llm_ssm.layers.attention import AttentionConfig
 from fast_llm_ssm.layers.mamba2 import Mamba2Config
@@ -138,19 +138,23 @@ class Rope(ConfigRule):
             source["rope_theta"] = value
 
 
-GENERAL: tuple[ConfigRule, ...] = (
-    Fixed("is_encoder_decoder", False),
-    Fixed("add_cross_attention", False),
-    Carried(
-        *"""_attn_implementation_autoset _name_or_path auto_map bad_words_ids begin_suppress_tokens bos_token_id
-        chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
-        early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
-        forced_bos_token_id forced_eos_token_id id2label is_decoder label2id length_penalty max_length min_length
-        no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
-        output_scores pad_token_id prefix problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
-        return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-        tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
-        unsloth_version use_bfloat16 use_cache""".split()
-    ),
+class _General(Carried):
+    """Keys that any Hugging Face config may have and that say nothing about the model's function."""
+
+    def read(self, source: Json, model: Json) -> None:
+        for key in ("is_encoder_decoder", "add_cross_attention"):
+            if source.get(key):
+                raise UserError(f"{key} is {source[key]!r}, expected False: anything else is not built")
+
+
+GENERAL = _General(
+    *"""_attn_implementation_autoset _name_or_path add_cross_attention auto_map bad_words_ids begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample
+    dtype early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id id2label is_decoder is_encoder_decoder label2id length_penalty max_length
+    min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_hidden_states output_scores pad_token_id prefix problem_type pruned_heads remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
+    typical_p unsloth_version use_bfloat16 use_cache""".split()
 )
-"""Keys that any Hugging Face config may have and that say nothing about the model's function."""

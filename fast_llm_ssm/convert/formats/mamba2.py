@@ -87,7 +87,7 @@ class Mamba2Converter(Converter):
             "time_step_scale",
             "use_mambapy",
         ),
-        *parts.GENERAL,
+        parts.GENERAL,
     )
 
     def matches(self, source: Json, tensors: Collection[str]) -> bool:

@@ -202,7 +202,7 @@ def _config_rules(step_size: ConfigRule) -> tuple[ConfigRule, ...]:
             "use_mem_eff_path",
             "use_shared_mlp_adapter",
         ),
-        *parts.GENERAL,
+        parts.GENERAL,
     )
 
 
