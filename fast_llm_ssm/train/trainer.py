@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import torch
 
@@ -58,13 +57,9 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.reporter, self.stop = config, folder, reporter, stop
         self.data, self.options = require_trainable(config)
-        self.device, self.model, self.dataset, self.optimizer = (
-            start.device,
-            start.model,
-            start.dataset,
-            start.optimizer,
-        )
-        self.step, self.samples, self.source_files = start.step, start.samples, start.source_files
+        self.device, self.model, self.optimizer = start.device, start.model, start.optimizer
+        self.dataset, self.source_files = start.dataset, start.source_files
+        self.step, self.samples = start.step, start.samples
         self.pace = Pace(config, start.model, start.device)
 
     def run(self) -> bool:
@@ -115,7 +110,7 @@ class Trainer:
         begin = time.perf_counter()
         batches = [next(loader) for _ in range(self.options.num_micro_batches)]
         waited = time.perf_counter() - begin
-        num_targets = sum(batch.num_targets for batch in batches)
+        num_targets = max(1, sum(batch.num_targets for batch in batches))
         losses = []
         for batch in batches:
             batch = batch.to(self.device)
@@ -141,20 +136,23 @@ class Trainer:
         }
         return row | self.pace.count(time.perf_counter() - begin, waited)
 
-    def save(self) -> Path:
+    def save(self) -> None:
         """Write a checkpoint of this step, and let old ones go."""
-        path = checkpoint.save(
-            self.folder.checkpoints / f"step-{self.step}",
-            tensors=self.model.state_dict(),
-            optimizer=optimizer_tensors(self.optimizer, self.model),
-            config_yaml=checkpoint_yaml(self.config),
-            state={"step": self.step, "samples": self.samples, "data": self.dataset.parts},
-            tokenizer=self.dataset.tokenizer,
-            source_files=self.source_files,
-            overwrite=True,
-        )
-        checkpoint.retain(self.folder.checkpoints, self.config.checkpoint.keep, self.config.checkpoint.permanent_every)
-        return path
+        path, options = self.folder.checkpoints / f"step-{self.step}", self.config.checkpoint
+        try:
+            checkpoint.save(
+                path,
+                tensors=self.model.state_dict(),
+                optimizer=optimizer_tensors(self.optimizer, self.model),
+                config_yaml=checkpoint_yaml(self.config),
+                state={"step": self.step, "samples": self.samples, "data": self.dataset.parts},
+                tokenizer=self.dataset.tokenizer,
+                source_files=self.source_files,
+                overwrite=True,
+            )
+            checkpoint.retain(self.folder.checkpoints, options.keep, options.permanent_every)
+        except OSError as error:
+            raise TrainingStopped(f"{path}: cannot be saved: {error}; earlier checkpoints are untouched") from error
 
     def _loader(self) -> Loader:
         return Loader(self.dataset, self.samples, self.options.micro_batch, pin_memory=self.device.type == "cuda")

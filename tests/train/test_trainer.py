@@ -146,6 +146,20 @@ def test_a_value_that_is_not_finite_stops_before_the_update(tmp_path, monkeypatc
     assert "holds NaN" in (run / "log.txt").read_text().splitlines()[-1]
 
 
+def test_a_checkpoint_that_cannot_be_written_is_one_line_and_leaves_those_before(tmp_path, monkeypatch):
+    save = checkpoint.save
+
+    def fail(folder, **parts):
+        if folder.name == "step-6":
+            raise OSError(28, "No space left on device")
+        return save(folder, **parts)
+
+    monkeypatch.setattr(checkpoint, "save", fail)
+    with pytest.raises(TrainingStopped, match="step-6: cannot be saved: .*No space left on device; earlier"):
+        train(tiny_run(tmp_path))
+    assert checkpoint.find(tmp_path / "runs" / "tiny").step == 3
+
+
 def test_rarer_rows(tmp_path):
     train(tiny_run(tmp_path, "log.every=4"))
     assert [row["step"] for row in metrics(tmp_path / "runs" / "tiny")] == [4, 6]
