@@ -18,6 +18,7 @@ from fast_llm_ssm.convert.compare import differences
 from fast_llm_ssm.convert.config_rules import ConfigRule, Json
 from fast_llm_ssm.convert.io import inside, read_json
 from fast_llm_ssm.convert.rules import TensorRule
+from fast_llm_ssm.convert.write import SINGLE_FILE
 from fast_llm_ssm.model import ModelConfig
 
 
@@ -27,13 +28,17 @@ class Converter:
     Attributes:
         name: As registered, and as `conversion.format` says it.
         config_file: The file with the model's settings.
+        weights_file: Where the weights go if they are not split; other formats than the default know no splitting.
         fresh: Whether models that were never imported can be written in this layout.
+        default: Whether they are, where they fit, unless another layout is asked for.
         config_rules: Together they answer for every key that the config may have. The first one lays out the blocks.
     """
 
     name: ClassVar[str]
     config_file: ClassVar[str] = "config.json"
+    weights_file: ClassVar[str] = SINGLE_FILE
     fresh: ClassVar[bool] = True
+    default: ClassVar[bool] = True
     config_rules: ClassVar[Sequence[ConfigRule]]
 
     def matches(self, source: Json, tensors: Collection[str]) -> bool:

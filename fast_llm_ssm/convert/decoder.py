@@ -79,6 +79,37 @@ def _shape(mixer: Json) -> str:
     return f"{mixer['type']}({inner})" if inner else mixer["type"]
 
 
+class Uniform(ConfigRule):
+    """Equal layers of one mixer each, counted by a key. The first rule of a format.
+
+    Args:
+        count: The key.
+        mixers: What the layers may be: all of them one of these.
+    """
+
+    def __init__(self, count: str, *mixers: Json) -> None:
+        self.keys = ((count,),)
+        self.mixers = mixers
+
+    def choose(self, source: Json) -> Json:
+        """The mixer that the layers are."""
+        return self.mixers[0]
+
+    def read(self, source: Json, model: Json) -> None:
+        model["blocks"] = {"m": layer(copy.deepcopy(self.choose(source)))}
+        model["pattern"], model["num_blocks"] = "m", get(source, self.keys[0])
+
+    def write(self, model: Json, source: Json) -> None:
+        config = ModelConfig.model_validate(model)
+        known = " or ".join(f"one {mixer['type']}" for mixer in self.mixers)
+        for name in dict.fromkeys(config.layer_names):
+            got = " then ".join(_shape(sublayer.mixer.model_dump()) for sublayer in config.blocks[name])
+            if got not in {mixer["type"] for mixer in self.mixers}:
+                raise UserError(f"block `{name}` is {got}, expected {known}")
+        one("mixer", [config.blocks[name][0].mixer.type for name in config.layer_names])
+        source[self.keys[0][0]] = len(config.layer_names)
+
+
 def layer(*mixers: Json) -> list[Json]:
     """Sublayers of these mixers."""
     return [{"mixer": mixer} for mixer in mixers]

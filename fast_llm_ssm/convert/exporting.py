@@ -20,7 +20,7 @@ from fast_llm_ssm.convert.io import DTYPES, TensorFolder, read_json
 from fast_llm_ssm.convert.load import load_tokenizer_of, model_config, parameters, require_equal_names
 from fast_llm_ssm.convert.rules import Carry, TensorRule, file_shapes
 from fast_llm_ssm.convert.source import RESERVED, has_vocabulary
-from fast_llm_ssm.convert.write import new_folder, require_free, write_shards
+from fast_llm_ssm.convert.write import SINGLE_FILE, new_folder, require_free, write_shards
 from fast_llm_ssm.model import ModelConfig, build_meta
 
 
@@ -67,8 +67,8 @@ def export_folder(
     with new_folder(target) as folder:
         _write_settings(folder / converter.config_file, settings, origin, say)
         _copy_side_files(saved, origin, converter, folder, say)
-        files = write_shards(folder, tensors, origin.shards(tensors))
-    say(f"wrote {target}: {len(tensors)} tensors in {sum(file.endswith('.safetensors') for file in files)} files")
+        files = write_shards(folder, tensors, _places(converter, origin, tensors))
+    say(f"wrote {target}: {len(tensors)} tensors in {sum(not file.endswith('.json') for file in files)} files")
     return target
 
 
@@ -85,7 +85,7 @@ class _Origin:
     def names(self, rule: TensorRule) -> list[str]:
         """The names under which the tensors of a rule are written: all that the source had."""
         had = [name for name in rule.names if name in self.tensors]
-        return had if had or isinstance(rule, Carry) else list(rule.files)
+        return had if had or isinstance(rule, Carry) else list(rule.names if rule.repeated else rule.files)
 
     def dtype(self, name: str) -> torch.dtype | None:
         return DTYPES[self.tensors[name]["dtype"]] if name in self.tensors else None
@@ -95,6 +95,13 @@ class _Origin:
         files = {name: entry["file"] for name, entry in self.tensors.items()}
         usable = all(file.endswith(".safetensors") and Path(file).name == file for file in files.values())
         return files if usable and files.keys() == tensors.keys() else None
+
+
+def _places(converter: Converter, origin: _Origin, tensors: Mapping[str, LazyTensor]) -> Mapping[str, str] | None:
+    """The file of each tensor."""
+    if converter.weights_file != SINGLE_FILE:
+        return dict.fromkeys(tensors, converter.weights_file)
+    return origin.shards(tensors)
 
 
 def _settings(config: ModelConfig, name: str | None, origin: _Origin) -> tuple[Converter, Json]:
@@ -108,7 +115,7 @@ def _settings(config: ModelConfig, name: str | None, origin: _Origin) -> tuple[C
     problems: list[str] = []
     for candidate in converters.names():
         converter = converters[candidate]()
-        if converter.fresh:
+        if converter.fresh and converter.default:
             try:
                 fitting.append((converter, converter.export_config(config)))
             except UserError as error:
@@ -140,10 +147,13 @@ def _file_tensors(
                 tensors[name] = _carried(origin, name, dtype)
             continue
         expected = file_shapes(rule, shapes)
+        made: dict[tuple[int, torch.dtype], LazyTensor] = {}
         for index, name in enumerate(origin.names(rule)):
             index = min(index, len(rule.files) - 1)  # copies are of the only file tensor
             wanted = dtype or origin.dtype(name) or stored[rule.params[0]].dtype
-            tensors[name] = LazyTensor(expected[index], wanted, _saver(rule, stored, index, wanted))
+            if (index, wanted) not in made:
+                made[index, wanted] = LazyTensor(expected[index], wanted, _saver(rule, stored, index, wanted))
+            tensors[name] = made[index, wanted]
     return tensors
 
 

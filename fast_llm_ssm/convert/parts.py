@@ -9,6 +9,7 @@ from fast_llm_ssm.config import UserError
 from fast_llm_ssm.convert.config_rules import Carried, ConfigRule, Json, get, mixers, number, one
 from fast_llm_ssm.convert.rules import Depthwise, Join, Rename, TensorRule
 from fast_llm_ssm.layers.attention import AttentionConfig
+from fast_llm_ssm.layers.mamba import MambaConfig
 from fast_llm_ssm.layers.mamba2 import Mamba2Config
 from fast_llm_ssm.layers.mlp import MLPConfig
 
@@ -30,6 +31,18 @@ def mamba2(file: str, param: str, config: Mamba2Config) -> Iterator[TensorRule]:
         yield Rename(f"{file}.{name}", f"{param}.{name}")
     if config.gate != "no_norm":
         yield Rename(f"{file}.norm.weight", f"{param}.norm.weight")
+    yield from linear(f"{file}.out_proj", f"{param}.out_proj", config.proj_bias)
+
+
+def mamba(file: str, param: str, config: MambaConfig) -> Iterator[TensorRule]:
+    """Mamba 1 as transformers, and the authors' own code, name its tensors."""
+    yield from linear(f"{file}.in_proj", f"{param}.in_proj", config.proj_bias)
+    yield Depthwise(f"{file}.conv1d.weight", f"{param}.conv_weight")
+    if config.conv_bias:
+        yield Rename(f"{file}.conv1d.bias", f"{param}.conv_bias")
+    for name in ("x_proj.weight", "dt_proj.weight", "A_log", "D"):
+        yield Rename(f"{file}.{name}", f"{param}.{name}")
+    yield Rename(f"{file}.dt_proj.bias", f"{param}.dt_bias")
     yield from linear(f"{file}.out_proj", f"{param}.out_proj", config.proj_bias)
 
 

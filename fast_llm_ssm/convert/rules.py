@@ -21,11 +21,13 @@ class TensorRule:
         params: Names of the parameters.
         copies: Further names in the files under which the same tensor may stand; any one of all names is enough.
             What the source repeats is checked to be equal on import, and repeated on export.
+        repeated: Whether new files have the tensor under all of its names.
     """
 
     files: tuple[str, ...] = ()
     params: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    repeated: bool = False
 
     def load(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """`files` -> `params`."""
@@ -44,8 +46,9 @@ class TensorRule:
 class Rename(TensorRule):
     """The same tensor under another name."""
 
-    def __init__(self, file: str, param: str, copies: Iterable[str] = ()) -> None:
+    def __init__(self, file: str, param: str, copies: Iterable[str] = (), repeated: bool = False) -> None:
         self.files, self.params, self.copies = (file,), (param,), tuple(copies)
+        self.repeated = repeated
 
     def load(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors

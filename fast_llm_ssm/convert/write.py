@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -18,8 +20,10 @@ from fast_llm_ssm.config import UserError
 from fast_llm_ssm.convert.io import DTYPES
 
 SHARD_BYTES = 4 << 30
+SINGLE_FILE = "model.safetensors"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _INDEX = "model.safetensors.index.json"
+_OF_SEVERAL = re.compile(r"-of-\d+\.")
 
 
 def require_free(target: Path) -> None:
@@ -71,6 +75,21 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
             file.write(_bytes(name, tensors[name]))
 
 
+def write_torch(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
+    """Write torch's own format. Tensors wait in files of their own, so that one is in memory at a time.
+
+    What is the same lazy tensor under several names is stored once.
+    """
+    with TemporaryDirectory(dir=path.parent) as scratch:
+        mapped: dict[int, Tensor] = {}
+        for lazy in tensors.values():
+            if id(lazy) not in mapped:
+                file, size = f"{scratch}/{len(mapped)}", torch.Size(lazy.shape).numel()
+                tensor = torch.from_file(file, shared=True, size=size, dtype=lazy.dtype).view(tuple(lazy.shape))
+                mapped[id(lazy)] = tensor.copy_(lazy.load().detach())
+        torch.save({name: mapped[id(lazy)] for name, lazy in tensors.items()}, path)
+
+
 def write_shards(folder: Path, tensors: Mapping[str, LazyTensor], files: Mapping[str, str] | None = None) -> list[str]:
     """Write tensors as one file or several with an index.
 
@@ -78,6 +97,7 @@ def write_shards(folder: Path, tensors: Mapping[str, LazyTensor], files: Mapping
         folder: Exists.
         tensors: By name.
         files: The file of each tensor; by default they are filled in order, up to `SHARD_BYTES` each.
+            One in torch's own format (.bin) is the only one.
 
     Returns:
         The files written.
@@ -87,9 +107,10 @@ def write_shards(folder: Path, tensors: Mapping[str, LazyTensor], files: Mapping
     for name, tensor in tensors.items():
         shards.setdefault(files[name], {})[name] = tensor
     for file in sorted(shards):
-        write_safetensors(folder / file, shards[file])
-    if list(shards) == ["model.safetensors"]:
-        return ["model.safetensors"]
+        write = write_torch if file.endswith(".bin") else write_safetensors
+        write(folder / file, shards[file])
+    if len(shards) == 1 and not _OF_SEVERAL.search(file):
+        return [file]
     total = sum(_num_bytes(tensor) for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": {name: files[name] for name in sorted(tensors)}}
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
@@ -105,7 +126,7 @@ def _fill(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
         size += _num_bytes(tensor)
         shards[name] = shard
     if not shard:
-        return dict.fromkeys(tensors, "model.safetensors")
+        return dict.fromkeys(tensors, SINGLE_FILE)
     return {name: f"model-{index + 1:05}-of-{shard + 1:05}.safetensors" for name, index in shards.items()}
 
 

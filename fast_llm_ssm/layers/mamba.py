@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -18,12 +18,16 @@ from fast_llm_ssm.ops import causal_conv1d, causal_conv1d_update, selective_scan
 
 
 class MambaDtInitConfig(Config):
-    """Initial step sizes: exp(U(log min, log max)), at least `floor`, through the bias; `scale` widens dt_proj."""
+    """Initial step sizes: exp(U(log min, log max)), at least `floor`, through the bias.
+
+    `scale` widens dt_proj, whose weights are drawn, or all equal by `scheme: constant`.
+    """
 
     min: float = Field(default=1e-3, gt=0)
     max: float = Field(default=0.1, gt=0)
     floor: float = Field(default=1e-4, gt=0)
     scale: float = Field(default=1.0, gt=0)
+    scheme: Literal["random", "constant"] = "random"
 
     @model_validator(mode="after")
     def _check(self) -> MambaDtInitConfig:
@@ -36,6 +40,7 @@ class MambaDtInitConfig(Config):
 class MambaConfig(MixerConfig):
     """Mamba 1: input-dependent linear recurrence with a decay for each channel and state, behind a short convolution.
 
+    `dt_rank` is the width of the step sizes' bottleneck; "auto" is a sixteenth of the input's width, rounded up.
     `inner_norm` norms the step's low-rank input, B and C (Jamba and Hymba with weights, Falcon Mamba without).
     """
 
@@ -43,7 +48,7 @@ class MambaConfig(MixerConfig):
     d_inner: int = Field(gt=0)
     d_state: int = Field(default=16, gt=0)
     d_conv: int = Field(default=4, ge=2)
-    dt_rank: int = Field(gt=0)
+    dt_rank: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
     inner_norm: NormConfig | None = None
     proj_bias: bool = False
     conv_bias: bool = True
@@ -69,14 +74,15 @@ class Mamba(Mixer):
     def __init__(self, config: MambaConfig, input_size: int, output_size: int | None):
         super().__init__()
         self.config = c = config
+        self.dt_rank = math.ceil(input_size / 16) if c.dt_rank == "auto" else c.dt_rank
         self.in_proj = Linear(input_size, 2 * c.d_inner, c.proj_bias)  # rows: x | z
         self.conv_weight = nn.Parameter(torch.empty(c.d_inner, c.d_conv))
         self.conv_bias = nn.Parameter(torch.empty(c.d_inner)) if c.conv_bias else None
-        self.x_proj = Linear(c.d_inner, c.dt_rank + 2 * c.d_state)  # rows: dt | B | C
-        self.dt_norm = c.inner_norm.build(c.dt_rank) if c.inner_norm else None
+        self.x_proj = Linear(c.d_inner, self.dt_rank + 2 * c.d_state)  # rows: dt | B | C
+        self.dt_norm = c.inner_norm.build(self.dt_rank) if c.inner_norm else None
         self.B_norm = c.inner_norm.build(c.d_state) if c.inner_norm else None
         self.C_norm = c.inner_norm.build(c.d_state) if c.inner_norm else None
-        self.dt_proj = Linear(c.dt_rank, c.d_inner)
+        self.dt_proj = Linear(self.dt_rank, c.d_inner)
         self.dt_bias = fp32_parameter(c.d_inner)  # of dt_proj; added inside the scan, in fp32
         self.A_log = fp32_parameter(c.d_inner, c.d_state)
         self.D = fp32_parameter(c.d_inner)
@@ -140,7 +146,7 @@ class Mamba(Mixer):
     def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """u [..., d_inner] -> step sizes before bias and softplus [..., d_inner], B and C [..., d_state]."""
         c = self.config
-        dt, B, C = self.x_proj(u).split([c.dt_rank, c.d_state, c.d_state], dim=-1)
+        dt, B, C = self.x_proj(u).split([self.dt_rank, c.d_state, c.d_state], dim=-1)
         if self.dt_norm is not None and self.B_norm is not None and self.C_norm is not None:
             dt, B, C = self.dt_norm(dt), self.B_norm(B), self.C_norm(C)
         return self.dt_proj(dt), B, C
@@ -176,7 +182,10 @@ class Mamba(Mixer):
         init.fan_in_uniform(self.conv_weight, c.d_conv)
         if self.conv_bias is not None:
             init.fan_in_uniform(self.conv_bias, c.d_conv)
-        init.fan_in_uniform(self.dt_proj.weight, c.dt_rank, scale=c.dt_init.scale)
+        if c.dt_init.scheme == "constant":
+            self.dt_proj.weight.fill_(c.dt_init.scale * self.dt_rank**-0.5)
+        else:
+            init.fan_in_uniform(self.dt_proj.weight, self.dt_rank, scale=c.dt_init.scale)
         self.A_log.copy_(torch.arange(1, c.d_state + 1).log().expand_as(self.A_log))
         self.D.fill_(1.0)
         init.uniform(self.dt_bias, math.log(c.dt_init.min), math.log(c.dt_init.max))
@@ -192,4 +201,4 @@ class Mamba(Mixer):
 
     def activation_size_per_token(self) -> float:
         c = self.config
-        return self.in_proj.in_features + 6 * c.d_inner + 2 * (c.dt_rank + 2 * c.d_state)
+        return self.in_proj.in_features + 6 * c.d_inner + 2 * (self.dt_rank + 2 * c.d_state)

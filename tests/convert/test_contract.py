@@ -34,6 +34,15 @@ class Imported:
     checkpoint: Path
     said: list[str]
 
+    @property
+    def config_file(self) -> str:
+        return converters[self.case.format].config_file
+
+    def changed(self, folder: Path, tensors: dict[str, torch.Tensor], **settings: Any) -> Path:
+        """The folder with other tensors, and settings added."""
+        config = {**hf.read_config(self.folder, self.config_file), **settings}
+        return hf.write_folder(folder, config, tensors, self.config_file)
+
     def model(self) -> HybridModel:
         return load_model(self.checkpoint)
 
@@ -135,7 +144,7 @@ def test_fresh_settings_load_in_transformers(imported: Imported, tmp_path: Path)
 def test_export_gives_the_source_back(imported: Imported, tmp_path: Path) -> None:
     out = export_folder(imported.checkpoint, tmp_path / "out", say=lambda line: None)
     assert {path.name for path in out.iterdir()} == {path.name for path in imported.folder.iterdir()}
-    assert (out / "config.json").read_bytes() == (imported.folder / "config.json").read_bytes()
+    assert (out / imported.config_file).read_bytes() == (imported.folder / imported.config_file).read_bytes()
     assert_equal_tensors(out, imported.folder)
     if imported.case.loads:
         assert_loads(out, logits_of(imported.reference, hf.tokens(2, 9)))
@@ -159,7 +168,7 @@ def test_export_after_a_training_step(imported: Imported, tmp_path: Path) -> Non
         source_files={path.name: path for path in source.iterdir()},
     )
     out = export_folder(tmp_path / "trained", tmp_path / "out", say=lambda line: None)
-    assert (out / "config.json").read_bytes() == (imported.folder / "config.json").read_bytes()
+    assert (out / imported.config_file).read_bytes() == (imported.folder / imported.config_file).read_bytes()
     written, original = hf.read_tensors(out), hf.read_tensors(imported.folder)
     assert {n: (t.shape, t.dtype) for n, t in written.items()} == {n: (t.shape, t.dtype) for n, t in original.items()}
     with torch.no_grad():
@@ -188,7 +197,7 @@ def assert_loads(folder: Path, expected: torch.Tensor) -> None:
 
 def test_a_tensor_that_nobody_claims_is_listed(imported: Imported, tmp_path: Path) -> None:
     tensors = {**hf.read_tensors(imported.folder), "x.extra": torch.ones(2), "y.extra": torch.ones(2)}
-    folder = hf.write_folder(tmp_path / "hf", hf.read_config(imported.folder), tensors)
+    folder = imported.changed(tmp_path / "hf", tensors)
     with pytest.raises(ValueError, match=r"claims x\.extra\n.*claims y\.extra"):
         HuggingFaceFolder(folder)
 
@@ -198,21 +207,22 @@ def test_a_tensor_that_is_missing_is_listed(imported: Imported, tmp_path: Path) 
     projection = "in_proj.weight" if any(name.endswith("in_proj.weight") for name in tensors) else "o_proj.weight"
     gone = [name for name in sorted(tensors) if name.endswith(projection)][:2]
     kept = {name: tensor for name, tensor in tensors.items() if name not in gone}
-    folder = hf.write_folder(tmp_path / "hf", hf.read_config(imported.folder), kept)
+    folder = imported.changed(tmp_path / "hf", kept)
     with pytest.raises(ValueError, match=rf"{gone[0]} is missing\n.*{gone[1]} is missing"):
         HuggingFaceFolder(folder)
 
 
 def test_a_config_key_that_nobody_claims_is_listed(imported: Imported, tmp_path: Path) -> None:
-    config = {**hf.read_config(imported.folder), "new_trick": 3, "other": {"a": 1}}
-    folder = hf.write_folder(tmp_path / "hf", config, hf.read_tensors(imported.folder))
-    with pytest.raises(ValueError, match=r"config.json: .* does not know new_trick: 3\n.* does not know other: "):
+    folder = imported.changed(tmp_path / "hf", hf.read_tensors(imported.folder), new_trick=3, other={"a": 1})
+    with pytest.raises(
+        ValueError, match=rf"{imported.config_file}: .* does not know new_trick: 3\n.* does not know other: "
+    ):
         HuggingFaceFolder(folder)
 
 
 def test_a_shape_that_does_not_fit_is_said_before_anything_is_read(imported: Imported, tmp_path: Path) -> None:
     tensors = hf.read_tensors(imported.folder)
     name = next(name for name in sorted(tensors) if name.endswith(("A_log", "norm.weight")))
-    folder = hf.write_folder(tmp_path / "hf", hf.read_config(imported.folder), {**tensors, name: torch.ones(5)})
+    folder = imported.changed(tmp_path / "hf", {**tensors, name: torch.ones(5)})
     with pytest.raises(ValueError, match=rf"{name} has shape \[5\], the settings give"):
         HuggingFaceFolder(folder)

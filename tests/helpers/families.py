@@ -9,6 +9,7 @@ from typing import Any
 
 from helpers import huggingface as hf
 from helpers.decoders import decoder
+from helpers.mamba_layouts import mamba, save_codestral, save_mamba_ssm
 from helpers.zamba2_blocks import save_blocks_layout
 
 
@@ -73,6 +74,39 @@ CASES = {
         _mamba2(use_bias=True, use_conv_bias=True, time_step_limit=(0.05, 0.2), layer_norm_epsilon=1e-3, conv_kernel=3),
     ),
     "mamba2 no convolution bias": Case("mamba2", _mamba2(use_conv_bias=False)),
+    "mamba": Case("mamba", mamba()),
+    "mamba biases, wide, untied": Case(
+        "mamba", mamba(use_bias=True, expand=3, time_step_rank=5, conv_kernel=3, tie_word_embeddings=False)
+    ),
+    "mamba no convolution bias": Case("mamba", mamba(use_conv_bias=False, layer_norm_epsilon=1e-3)),
+    "falcon_mamba": Case("falcon_mamba", mamba("FalconMamba", expand=16, intermediate_size=64, mixer_rms_eps=1e-3)),
+    "mamba_ssm mamba 1": Case("mamba_ssm", mamba(vocab_size=64), save_mamba_ssm, loads=False),
+    "mamba_ssm mamba 1 of other sizes": Case(
+        "mamba_ssm",
+        mamba(vocab_size=64, use_bias=True, expand=3, time_step_rank=5, conv_kernel=3),
+        save_mamba_ssm,
+        loads=False,
+    ),
+    "mamba_ssm mamba 2": Case("mamba_ssm", _mamba2(vocab_size=64), save_mamba_ssm, loads=False),
+    "mamba_ssm mamba 2 untied": Case(
+        "mamba_ssm",
+        _mamba2(vocab_size=64, n_groups=4, use_bias=True, tie_word_embeddings=False),
+        save_mamba_ssm,
+        loads=False,
+    ),
+    "codestral": Case(
+        "codestral",
+        _mamba2(
+            hidden_size=64,
+            num_heads=2,
+            head_dim=64,
+            state_size=128,
+            chunk_size=256,
+            tie_word_embeddings=False,
+        ),
+        save_codestral,
+        loads=False,
+    ),
     "llama": Case("llama", decoder("Llama")),
     "llama 3 positions, biases, tied": Case(
         "llama",

@@ -89,19 +89,25 @@ def save(model: Any, folder: Path, **options: Any) -> Path:
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a folder's safetensors files."""
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    """Every tensor of a folder's weight files."""
+    files = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    files += [torch.load(path, weights_only=True) for path in sorted(folder.glob("*.bin"))]
+    return {name: tensor for file in files for name, tensor in file.items()}
 
 
-def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+def write_folder(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], config_file: str = "config.json"
+) -> Path:
     """A Hugging Face folder from its parts."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / config_file).write_text(json.dumps(config, indent=2))
     save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+        {name: tensor.clone().contiguous() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
     return folder
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
+def read_config(folder: Path, config_file: str = "config.json") -> dict[str, Any]:
+    return json.loads((folder / config_file).read_text())

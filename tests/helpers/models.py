@@ -20,6 +20,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "mamba": MAMBA,
     "mamba with norms": {**MAMBA, "inner_norm": {"eps": 1e-6}, "proj_bias": True},
     "mamba with weightless norms": {**MAMBA, "inner_norm": {"weight": False}, "conv_bias": False, "d_conv": 3},
+    "mamba with equal steps at first": {**MAMBA, "dt_rank": "auto", "dt_init": {"scheme": "constant", "scale": 0.5}},
     "attention": ATTENTION,
     "attention without rope": {**ATTENTION, "rope": None, "scale": 0.2, "bias": True, "out_bias": True},
     "attention with window": {
