@@ -7,12 +7,12 @@ from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from fast_llm_ssm.layers.base import AnyMixer, Mixer, MixerConfig, State, mixers
 from fast_llm_ssm.layers.init import Init
 from fast_llm_ssm.layers.layout import Layout
-from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, NormConfig
+from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, Modules, NormConfig
 
 
 @mixers.register("parallel")
@@ -61,11 +61,11 @@ class Parallel(Mixer):
         size = output_size
         if config.fused_out_proj:
             size = config.branches[0].inner_size or output_size
-            self.branches = nn.ModuleList(branch.build_inner(input_size) for branch in config.branches)
+            self.branches = Modules(branch.build_inner(input_size) for branch in config.branches)
         else:
-            self.branches = nn.ModuleList(branch.build(input_size, output_size) for branch in config.branches)
+            self.branches = Modules(branch.build(input_size, output_size) for branch in config.branches)
         norms = [config.branch_norm.build(size) for _ in config.branches] if config.branch_norm else []
-        self.branch_norms = nn.ModuleList(norms)
+        self.branch_norms = Modules(norms)
         self.out_proj = Linear(size, output_size) if config.fused_out_proj else None
 
     def forward(self, x: Tensor, layout: Layout, adapters: Adapters = NO_ADAPTERS) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, Literal, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ class Norm(nn.Module):
 
     def __init__(self, config: NormConfig, size: int):
         super().__init__()
-        self.type = config.type
+        self.kind = config.type
         self.eps = config.eps
         self.size = size
         has_weight = config.weight and config.type != "none"
@@ -40,15 +40,28 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] -> the same shape and dtype."""
         weight = None if self.weight is None else self.weight.to(x.dtype)
-        if self.type == "rms":
+        if self.kind == "rms":
             return F.rms_norm(x, (self.size,), weight, self.eps)
-        if self.type == "layer":
+        if self.kind == "layer":
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return F.layer_norm(x, (self.size,), weight, bias, self.eps)
         return x
 
     def extra_repr(self) -> str:
-        return f"{self.type}, {self.size}, eps={self.eps}"
+        return f"{self.kind}, {self.size}, eps={self.eps}"
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Modules(nn.ModuleList, Generic[M]):
+    """A ModuleList that knows the type of its members."""
+
+    def __init__(self, modules: Iterable[M]):
+        super().__init__(modules)
+
+    def __iter__(self) -> Iterator[M]:
+        return cast("Iterator[M]", super().__iter__())
 
 
 class Linear(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fast_llm_ssm.layers.base import Mixer, State
 from fast_llm_ssm.layers.init import Init
 from fast_llm_ssm.layers.layout import Layout
-from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapter, Adapters, Linear
+from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapter, Adapters, Linear, Modules
 from fast_llm_ssm.model.config import AdapterConfig, InjectConfig, SublayerConfig
 
 
@@ -23,7 +23,7 @@ class SublayerState:
     shared: list[SublayerState] = field(default_factory=list)
 
 
-class Block(nn.ModuleList):
+class Block(Modules["Sublayer"]):
     """Sublayers one after the other: one layer of the model, or a shared block."""
 
     def __init__(self, configs: Sequence[SublayerConfig], hidden_size: int):

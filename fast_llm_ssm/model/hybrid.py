@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from fast_llm_ssm.layers.base import Mixer
 from fast_llm_ssm.layers.init import Init
 from fast_llm_ssm.layers.layout import KVSlot, Layout, document_layout, plain_layout, prefill_layout
-from fast_llm_ssm.layers.parts import Linear, scaled
+from fast_llm_ssm.layers.parts import Linear, Modules, scaled
 from fast_llm_ssm.model import meta_tokens
 from fast_llm_ssm.model.block import Block, Inject, SublayerState
 from fast_llm_ssm.model.config import ModelConfig
@@ -49,7 +50,7 @@ class HybridModel(nn.Module):
         self.embedding = Embedding(config.num_rows, d)
         self.meta_tokens = nn.Parameter(torch.empty(config.meta_tokens, d)) if config.meta_tokens else None
         self.shared = nn.ModuleDict({name: Block(block, d) for name, block in config.shared.items()})
-        self.layers = nn.ModuleList(Block(config.blocks[name], d) for name in config.layer_names)
+        self.layers = Modules(Block(config.blocks[name], d) for name in config.layer_names)
         self._reuses_kv = any(layer.reuses_kv for layer in self.layers)
         self._connect_shared()
         self.final_norm = config.final_norm.build(d)
@@ -61,9 +62,8 @@ class HybridModel(nn.Module):
             for sublayer, config in zip(layer, self.config.blocks[name], strict=True):
                 if config.inject is not None:
                     shared = config.inject.shared[uses % len(config.inject.shared)]
-                    sublayer.inject = Inject(
-                        config.inject, self.shared[shared], self.config.shared[shared], self.config.hidden_size
-                    )
+                    block = cast("Block", self.shared[shared])
+                    sublayer.inject = Inject(config.inject, block, self.config.shared[shared], self.config.hidden_size)
                     uses += 1
 
     def forward(
@@ -94,7 +94,11 @@ class HybridModel(nn.Module):
         return out
 
     def loss(
-        self, input_ids: Tensor, targets: Tensor, cu_seqlens: Tensor | None = None, reduction: str = "mean"
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        cu_seqlens: Tensor | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
         """Cross-entropy of the next tokens, in nats, without ever holding all logits.
 
@@ -264,8 +268,8 @@ class HybridModel(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
         """Draw initial weights; each depends on the seed and its own name alone."""
-        names = {parameter: name for name, parameter in self.named_parameters()}
-        blocks = list(self.layers) + list(self.shared.values())
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.named_parameters()}
+        blocks = [*self.layers, *(cast("Block", block) for block in self.shared.values())]
         num_residuals = sum(sublayer.residual for block in blocks for sublayer in block)
         init = Init(names, seed, self.config.init.std, num_residuals)
         for name, parameter in self.named_parameters():
