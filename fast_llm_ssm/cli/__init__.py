@@ -32,6 +32,9 @@ COMMANDS = [
     Command("import", "import_", "Turn a Hugging Face folder into a checkpoint."),
     Command("export", "export", "Turn a checkpoint into a Hugging Face folder."),
     Command("generate", "generate", "Continue a prompt with a checkpoint's model."),
+    Command("serve", "serve", "Answer requests over HTTP with a checkpoint's model."),
+    Command("bench-generate", "bench_generate", "Measure how fast a model reads prompts and generates."),
+    Command("evaluate", "evaluate", "Measure a checkpoint's perplexity on a text."),
 ]
 
 

@@ -1,0 +1,1 @@
+"""Generation over HTTP, as text-generation-inference and OpenAI's completions define it."""
