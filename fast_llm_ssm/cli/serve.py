@@ -12,7 +12,9 @@ from fast_llm_ssm.cli.options import AllowPlugins, Device, Dtype, Weights
 
 def serve(
     checkpoint: Weights,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback an API key is needed.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback an API key is needed.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8080,
     api_key: Annotated[
         str | None, typer.Option(envvar="FAST_LLM_API_KEY", help="Clients must send it as a bearer token.")
@@ -64,8 +66,7 @@ def serve(
         raise UserError(f"{checkpoint} has no tokenizer, expected one: requests and answers are text")
     model = load(checkpoint, device, dtype, allow_plugins)
     engine = make_engine(model, tokenizer, settings, cuda_graphs)
-    size = engine.state.num_bytes / 2**20
-    print(f"model   {settings.model_id}: {model.num_parameters():,} parameters, {model.dtype} on {engine.state.lengths.device}")
+    place, size = engine.state.lengths.device, engine.state.num_bytes / 2**20
+    print(f"model   {settings.model_id}: {model.num_parameters():,} parameters, {model.dtype} on {place}")
     print(f"state   {size:,.0f} MiB for {max_batch_size} requests of {max_total_tokens} tokens", flush=True)
     serve_engine(engine, settings, lambda address: print(f"ready   {address}", flush=True))
-

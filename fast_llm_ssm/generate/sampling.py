@@ -72,19 +72,19 @@ class Sampler:
         drawn = [i for i, o in enumerate(options) if o.temperature > 0]
         penalised = [i for i, o in enumerate(options) if o.repetition_penalty != 1]
 
-        def tensor(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        def tensor(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
         self._drawn = tensor(drawn, torch.int64)
         self._penalised = tensor(penalised, torch.int64)
         self._generators = [rows[i].random for i in drawn]
-        self._temperature = tensor([options[i].temperature for i in drawn])[:, None]
-        self._top_k = tensor([options[i].top_k or vocab_size for i in drawn], torch.int64)[:, None]
+        self._temperature = tensor([options[i].temperature for i in drawn])[:, None].clamp(min=1e-6)  # 0 in fp32
+        self._top_k = tensor([min(options[i].top_k or vocab_size, vocab_size) for i in drawn], torch.int64)[:, None]
         self._top_p = tensor([options[i].top_p for i in drawn])[:, None]
         self._penalty = tensor([options[i].repetition_penalty for i in penalised])[:, None]
         self._seen = torch.zeros(len(penalised), vocab_size, dtype=torch.bool, device=device)
         for j, i in enumerate(penalised):
-            self._seen[j, tensor(list(rows[i].tokens), torch.int64)] = True
+            self._seen[j, tensor(rows[i].tokens, torch.int64)] = True
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits [B, at least vocab_size] -> tokens [B] int64."""
@@ -103,7 +103,8 @@ class Sampler:
 
     def _draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
         """Inverts the cumulative distribution over the likeliest tokens first."""
-        ordered, index = (logits / self._temperature).sort(dim=-1, descending=True, stable=True)
+        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
+        ordered = (ordered - ordered[:, :1]) / self._temperature
         rank = torch.arange(ordered.shape[-1], device=ordered.device)
         probabilities = ordered.masked_fill(rank >= self._top_k, -torch.inf).softmax(-1)
         # A token stays if those before it have not reached p yet: the first always stays.
@@ -112,7 +113,7 @@ class Sampler:
         total = probabilities.cumsum(-1)
         place = (total <= uniform * total[:, -1:]).sum(-1, keepdim=True)
         # Rounding may leave the last step unreached: then the last token that can be drawn.
-        place = place.minimum((probabilities > 0).sum(-1, keepdim=True) - 1)
+        place = place.minimum((probabilities > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
         return index.gather(-1, place)[:, 0]
 
 

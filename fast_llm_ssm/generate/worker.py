@@ -92,7 +92,7 @@ class Worker:
     """Runs the engine while there are requests, and sleeps while there are none.
 
     Attributes:
-        problem: what the engine's last round failed with; None if it went well.
+        problem: what the engine's last round failed with; None if it went well. A round follows every failed one.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -115,12 +115,7 @@ class Worker:
         return self._thread.is_alive()
 
     def ask(self, request: Request) -> Answer:
-        """Queue a request; call in an event loop.
-
-        Raises:
-            ValueError: see `Engine.check`.
-        """
-        self.engine.check(request)
+        """Queue a request that passed `Engine.check`; call in an event loop."""
         answer = Answer(request)
         self._inbox.put(answer)
         return answer
@@ -136,6 +131,8 @@ class Worker:
                 self.engine.clear()
                 for answer in self._answers:
                     answer.put(Failed(f"generation failed ({self.problem})"))
+                if self._answers:  # is it well again? Nobody might ask a server that says it is not.
+                    self.engine.submit(Request([0], 1), lambda token: None)
             self._answers = [answer for answer in self._answers if not answer.over]
 
     def _admit(self) -> bool:

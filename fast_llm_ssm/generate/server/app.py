@@ -45,14 +45,13 @@ class Server:
         self.app = FastAPI(title="fast-llm", docs_url=None, redoc_url=None, openapi_url=None)
         self.app.add_exception_handler(Refused, self._refuse)
         self.app.add_exception_handler(HTTPException, self._refuse)
-        for path, function in [
-            ("/generate", self.generate),
-            ("/generate_stream", self.generate_stream),
-            ("/v1/completions", self.completions),
-        ]:
-            self.app.add_api_route(path, function, methods=["POST"], response_model=None)
-        for path, get in [("/health", self.health), ("/info", self.info), ("/metrics", self.metrics)]:
-            self.app.add_api_route(path, get, methods=["GET"], response_model=None)
+        self.app.add_exception_handler(Exception, self._refuse)
+        self.app.post("/generate", response_model=None)(self.generate)
+        self.app.post("/generate_stream", response_model=None)(self.generate_stream)
+        self.app.post("/v1/completions", response_model=None)(self.completions)
+        self.app.get("/health", response_model=None)(self.health)
+        self.app.get("/info", response_model=None)(self.info)
+        self.app.get("/metrics", response_model=None)(self.metrics)
 
     async def generate(self, http: Request) -> Response:
         body = parse(await self._body(http), GenerateBody)
@@ -132,14 +131,16 @@ class Server:
         return bytes(body)
 
     async def _respond(self, http: Request, protocol: Protocol) -> Response:
-        requests = await asyncio.to_thread(protocol.requests, self._tokenizer, self._settings)
-        most = self._settings.max_concurrent_requests
-        if self._in_flight + len(requests) > most:
-            raise Refused(429, f"{self._in_flight} requests are being answered, expected at most {most}")
         try:
-            answers = [self._worker.ask(request) for request in requests]
+            requests = await asyncio.to_thread(protocol.requests, self._tokenizer, self._settings)
+            for request in requests:
+                self._worker.engine.check(request)
         except ValueError as error:
             raise Refused(422, str(error)) from None
+        most = self._settings.max_concurrent_requests
+        if self._in_flight + len(requests) > most:
+            raise Refused(429, f"{self._in_flight} requests are being answered, expected at most {most} at once")
+        answers = [self._worker.ask(request) for request in requests]
         exchange = _Exchange(http, protocol, answers)
         self._in_flight += len(answers)
         if protocol.stream:
@@ -155,7 +156,7 @@ class Server:
 
     async def _whole(self, exchange: _Exchange) -> None:
         """Wait for answers, while the client waits, and no longer than allowed."""
-        work = asyncio.gather(*(answer.rest() for answer in exchange.answers))
+        work = asyncio.create_task(_rest(exchange.answers))
         gone = asyncio.create_task(_disconnection(exchange.http))
         try:
             limit = self._settings.request_timeout
@@ -209,7 +210,8 @@ class Server:
     async def _refuse(self, http: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):  # no such path, or not by this method
             error = Refused(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
-        assert isinstance(error, Refused)
+        elif not isinstance(error, Refused):  # ours: its traceback goes to the log
+            error = Refused(500, "the server failed over this request")
         self._count(http, error)
         return JSONResponse(_error(http, error), error.status)
 
@@ -265,6 +267,11 @@ async def _in_turn(answers: list[Answer], deadline: float) -> AsyncIterator[tupl
     finally:
         for task in waiting:
             task.cancel()
+
+
+async def _rest(answers: list[Answer]) -> None:
+    for answer in answers:  # they go on side by side, whichever is waited for
+        await answer.rest()
 
 
 async def _disconnection(http: Request) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import Field, model_validator
 
 from fast_llm_ssm.config import Config, ConfigErrors, validate
+from fast_llm_ssm.config.wording import shown
 from fast_llm_ssm.generate.sampling import SamplingOptions
 
 _MAX_STOP = 16
@@ -36,12 +36,15 @@ def parse(body: bytes, cls: type[B]) -> B:
     """
     try:
         data = json.loads(body, parse_constant=_no_constant)
+        json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise Refused(400, _MAX_DEPTH_ERROR) from None
+    except UnicodeEncodeError:
+        raise Refused(422, "the body holds half of a surrogate pair, expected Unicode text") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are such
         raise Refused(400, f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise Refused(422, f"the body is {type(data).__name__} in JSON, expected an object")
+        raise Refused(422, f"the body: got {shown(data)}, expected an object")
     try:
         return validate(data, cls, name="body")
     except ConfigErrors as errors:
@@ -167,7 +170,7 @@ class CompletionBody(Config):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
+            return [self.prompt]
         return self.prompt  # type: ignore[return-value]
 
     def sampling(self) -> SamplingOptions:
@@ -178,10 +181,3 @@ class CompletionBody(Config):
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             repetition_penalty=self.repetition_penalty or 1.0,
         )
-
-
-def check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
-    """Raises Refused for a prompt of ids that are none."""
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise Refused(422, f"{name}: got token {token}, expected ids from 0 to {vocab_size - 1}")

@@ -71,6 +71,7 @@ def serve(engine: Engine, settings: ServerSettings, ready: Callable[[str], None]
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=10,
     )
