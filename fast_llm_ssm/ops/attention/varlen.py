@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 _WIDEST = 256
 """Head dimension up to which flash attention works."""
@@ -17,6 +16,8 @@ def can_run(q: Tensor, v: Tensor, prefix: int) -> bool:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, cu_seqlens: Tensor) -> Tensor:
     """As `fast_llm_ssm.ops.attention` with documents; nothing here waits for the GPU."""
+    from torch.nn.attention.varlen import varlen_attn  # brings torch.compile along: half of all import time
+
     batch, length, heads, width = q.shape
     value_width = v.shape[-1]
     if width != value_width:  # the kernel wants equal widths
