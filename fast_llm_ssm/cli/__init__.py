@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 COMMANDS = [
     Command("check", "check", "Check a run file; nothing is started."),
-    Command("estimate", "estimate", "Print a model's layers, parameters, operations and memory; nothing is allocated."),
+    Command("estimate", "estimate", "Print a model's layers, parameters, operations and memory."),
     Command("layers", "layers", "List the mixers that a run file can name."),
     Command("prepare", "prepare", "Tokenize text files into a folder of token files."),
     Command("train", "train", "Train a model, or go on with a run that was stopped."),

@@ -27,13 +27,14 @@ def _relax(schema: Any) -> None:
 class Config(BaseModel):
     """A frozen, strict section of a run file: no unknown keys, no guessing of types.
 
-    A boolean is not an integer and "3" is not a number, but an integer is fine for a number; a choice of words is a
-    Literal. Checks over several fields are pydantic validators that raise ValueError. A message that begins with a
-    key, as in `num_heads: got 5, expected a multiple of num_kv_heads (2)`, is reported at that key; several lines in
-    one message are several errors.
+    A boolean is not an integer and "3" is not a number, but an integer is fine for a number. Numbers are finite unless
+    a field says allow_inf_nan. A choice of words is a Literal. Checks over several fields are pydantic validators that
+    raise ValueError: a message that begins with a key, as in
+    `num_heads: got 5, expected a multiple of num_kv_heads (2)`, is reported at that key; several lines in one message
+    are several errors.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -147,6 +147,8 @@ def _mistakes(finding: _Finding, cls: type[BaseModel], tree: Node, data: Any) ->
             yield mistake(f"got {shown(section[tag])}, expected one of {', '.join(names)}", tag)
     else:
         wanted = expected(types_at(cls, data, path))
+        if finding.kind == "finite_number":
+            wanted = wanted.replace("a number", "a finite number")
         got = "missing key" if finding.kind == "missing" else f"got {shown(at(data, path))}"
         if wanted == "a value" and finding.kind != "missing":
             wanted = re.sub(r"^\w+( \w+)? should (be |have )?", "", finding.text)

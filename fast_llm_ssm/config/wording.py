@@ -127,11 +127,8 @@ def _limits(constraints: list[Any], kind: Any) -> Iterable[str]:
                 yield f"with at least {length} {_unit(kind, length)}"
             case annotated_types.MaxLen(max_length=length):
                 yield f"with at most {length} {_unit(kind, length)}"
-            case _:
-                if pattern := getattr(constraint, "pattern", None):
-                    yield f"matching {getattr(pattern, 'pattern', pattern)}"
-                if getattr(constraint, "allow_inf_nan", None) is False:
-                    yield "that is finite"
+            case _ if pattern := getattr(constraint, "pattern", None):
+                yield f"matching {getattr(pattern, 'pattern', pattern)}"
 
 
 def _unit(kind: Any, number: int) -> str:

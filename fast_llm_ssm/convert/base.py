@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import ValidationError
 
 from fast_llm_ssm.checkpoint import LazyTensor
-from fast_llm_ssm.config import Registry, UserError
+from fast_llm_ssm.config import Registry, UserError, validate
 from fast_llm_ssm.convert.compare import differences
 from fast_llm_ssm.convert.config_rules import ConfigRule, Json
 from fast_llm_ssm.convert.io import inside, read_json
@@ -78,17 +77,12 @@ class Converter:
         try:
             for rule in self.config_rules:
                 rule.read(source, model)
-            return ModelConfig.model_validate(model)
-        except ValidationError as error:
-            lines = [
-                f"{self.config_file}: {problem['msg'].removeprefix('Value error, ')}" for problem in error.errors()
-            ]
-            raise UserError("\n".join(lines)) from None
         except UserError as error:
             raise UserError(f"{self.config_file}: {error}") from None
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             message = f"{self.config_file}: a value of the wrong kind for format {self.name}"
             raise UserError(f"{message} ({type(error).__name__}: {error})") from None
+        return validate(model, ModelConfig, name=self.config_file)
 
     def export_config(self, config: ModelConfig, source: Json | None = None) -> Json:
         """Settings for a model: the source's own where they still hold, in its spelling and order.

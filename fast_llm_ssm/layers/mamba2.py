@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -25,6 +25,9 @@ class DtInitConfig(Config):
     floor: float = Field(default=1e-4, gt=0)
 
 
+StepSize = Annotated[float, Field(allow_inf_nan=True)]
+
+
 @mixers.register("mamba2")
 class Mamba2Config(MixerConfig):
     """Mamba 2: input-dependent linear recurrence with scalar decay per head, behind a short convolution.
@@ -41,7 +44,7 @@ class Mamba2Config(MixerConfig):
     head_dim: int = Field(default=64, gt=0)
     n_groups: int = Field(default=1, gt=0)
     chunk_size: int = Field(default=256, gt=0)
-    dt_limit: tuple[float, float] = (0.0, math.inf)
+    dt_limit: tuple[StepSize, StepSize] = (0.0, math.inf)
     gate: Literal["norm_after_gate", "norm_before_gate", "no_norm"] = "norm_after_gate"
     gate_norm_eps: float = Field(default=1e-5, gt=0)
     gate_norm_group: int | None = Field(default=None, gt=0)

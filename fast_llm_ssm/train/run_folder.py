@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fast_llm_ssm import checkpoint
 from fast_llm_ssm.checkpoint import Checkpoint
-from fast_llm_ssm.config import UserError, dump
+from fast_llm_ssm.config import UserError, dump, read_yaml
 from fast_llm_ssm.data import Dataset, changed_parts
 from fast_llm_ssm.train.config import RunConfig, RunModelConfig
 
@@ -112,7 +112,7 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> list[str]:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    tree = yaml.safe_load(dump(config))
+    tree = read_yaml(dump(config))
     tree.pop("from", None)
     return tree
 

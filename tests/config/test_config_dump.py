@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_aliased_keys_and_paths() -> None:
 
 counts = st.integers(1, 10**30)
 floats = st.floats(allow_nan=False)
-mambas = st.builds(ToyMamba, d_inner=counts, d_state=counts, dt_limit=st.tuples(floats, floats))
+mambas = st.builds(ToyMamba, d_inner=counts, d_state=counts, dt_limit=st.tuples(floats.filter(math.isfinite), floats))
 attentions = st.builds(ToyAttention, num_heads=counts, window=st.none() | counts)
 mixers = st.recursive(
     mambas | attentions, lambda inner: st.builds(ToyParallel, branches=st.lists(inner, min_size=1, max_size=2))
@@ -104,7 +105,11 @@ runs = st.builds(
         lambda **keys: ToyModel(pattern=list(keys["blocks"]), **keys),
         blocks=st.dictionaries(texts, blocks, min_size=1, max_size=2),
     ),
-    optim=st.builds(ToyOptim, lr=st.floats(min_value=0, exclude_min=True), clip=st.none() | counts.map(float)),
+    optim=st.builds(
+        ToyOptim,
+        lr=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+        clip=st.none() | st.integers(1, 10**300).map(float),
+    ),
     schedule=st.builds(ToyCosine, warmup=counts),
     options=st.dictionaries(texts, plain, max_size=3),
 )

@@ -60,6 +60,8 @@ schedule: {type: cosin}
         ("optim: {lr: true}", "optim.lr: got true, expected a number greater than 0"),
         ("optim: {lr: null}", "optim.lr: got null, expected a number greater than 0"),
         ("optim: {lr: [1]}", "optim.lr: got [1], expected a number greater than 0"),
+        ("optim: {lr: .inf}", "optim.lr: got .inf, expected a finite number greater than 0"),
+        ("optim: {clip: .nan}", "optim.clip: got .nan, expected a finite number greater than 0 or null"),
         ("optim: {clip: 0}", "optim.clip: got 0, expected a number greater than 0 or null"),
         ("optim: {betas: [0.9]}", "optim.betas: got [0.9], expected a list of 2 numbers"),
         ("optim: {betas: [1, 2, 3]}", "optim.betas: got [1, 2, 3], expected a list of 2 numbers"),

@@ -23,7 +23,7 @@ class ToyMamba(ToyMixer):
     type: Literal["mamba2"] = "mamba2"
     d_inner: int = Field(gt=0)
     d_state: int = Field(default=128, gt=0)
-    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    dt_limit: tuple[float, Annotated[float, Field(allow_inf_nan=True)]] = (0.0, float("inf"))
 
 
 @toy_mixers.register("attention")
