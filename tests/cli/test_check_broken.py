@@ -112,7 +112,7 @@ BROKEN = {
     "word of no meaning": (
         "steps: 10",
         "steps: 10, precision: bf8",
-        '24: train.precision: got "bf8", expected one of fp32, bf16',
+        '24: train.precision: got "bf8", expected one of auto, fp32, bf16',
     ),
     "word for a boolean": (
         "residual: false, mixer: {type: mlp",
