@@ -9,7 +9,12 @@ import typer
 
 
 def import_(
-    hf_dir: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Holds config.json and the weights.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="HF_DIR", help="Holds config.json and the weights; or OWNER/NAME[@REVISION] on the hub."
+        ),
+    ],
     checkpoint_dir: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="The new checkpoint.")],
     overrides: Annotated[
         list[str] | None,
@@ -21,6 +26,14 @@ def import_(
     ] = None,
 ) -> None:
     """Turn a Hugging Face folder into a checkpoint to train from, generate with and export again."""
+    from fast_llm_ssm.convert.hub import download, is_hub_id
     from fast_llm_ssm.convert.importing import import_folder
+    from fast_llm_ssm.convert.write import require_free
 
-    import_folder(hf_dir, checkpoint_dir, overrides or ())
+    changes = list(overrides or ())
+    folder = Path(source)
+    if is_hub_id(source):
+        require_free(checkpoint_dir)
+        folder = download(source)
+        changes.insert(0, f"model.name={source.partition('@')[0].partition('/')[2]}")
+    import_folder(folder, checkpoint_dir, changes)

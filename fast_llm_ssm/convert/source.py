@@ -41,7 +41,7 @@ _VOCABULARIES = {
     "vocab.json",
     "vocab.txt",
 }
-_WEIGHT_SUFFIXES = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".safetensors"}
+WEIGHT_SUFFIXES = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".safetensors"}
 
 
 class ModelFile(Config):
@@ -129,7 +129,7 @@ class HuggingFaceFolder:
         for path in sorted(self.folder.iterdir()):
             if path.name in self.files.files or path.name.endswith(".index.json"):
                 continue
-            if path.suffix in _WEIGHT_SUFFIXES or path.name in RESERVED or not path.is_file():
+            if path.suffix in WEIGHT_SUFFIXES or path.name in RESERVED or not path.is_file():
                 staying.append(path.name)
             else:
                 travelling[path.name] = inside(self.folder, path.name)

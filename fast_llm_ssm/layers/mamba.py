@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -90,8 +90,7 @@ class Mamba(Mixer):
 
     def forward(self, x: Tensor, layout: Layout, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         u, z = self.in_proj(x).chunk(2, dim=-1)
-        weight, bias = self._conv_parameters(x.dtype)
-        u = causal_conv1d(u.transpose(1, 2), weight, bias, seq_idx=layout.seq_idx, activation="silu")
+        u = self._convolve(u, seq_idx=layout.seq_idx)
         return self._finish(self._scan(u, z, seq_idx=layout.seq_idx))
 
     def new_state(self, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -104,15 +103,8 @@ class Mamba(Mixer):
 
     def prefill(self, x: Tensor, layout: Layout, state: State, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         u, z = self.in_proj(x).chunk(2, dim=-1)
-        weight, bias = self._conv_parameters(x.dtype)
-        u, conv_state = causal_conv1d(
-            u.transpose(1, 2),
-            weight,
-            bias,
-            initial_states=state["conv"],
-            return_final_states=True,
-            activation="silu",
-            cu_seqlens=layout.cu_seqlens,
+        u, conv_state = self._convolve(
+            u, initial_states=state["conv"], cu_seqlens=layout.cu_seqlens, return_final_states=True
         )
         y, ssm_state = self._scan(
             u, z, initial_states=state["ssm"], cu_seqlens=layout.cu_seqlens, return_last_state=True
@@ -143,6 +135,11 @@ class Mamba(Mixer):
     def _conv_parameters(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         return self.conv_weight.to(dtype), None if self.conv_bias is None else self.conv_bias.to(dtype)
 
+    def _convolve(self, u: Tensor, **options: Any) -> Any:
+        """u [B, T, d_inner] -> [B, d_inner, T]."""
+        weight, bias = self._conv_parameters(u.dtype)
+        return causal_conv1d(u.transpose(1, 2), weight, bias, activation="silu", **options)
+
     def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """u [..., d_inner] -> step sizes before bias and softplus [..., d_inner], B and C [..., d_state]."""
         c = self.config
@@ -151,7 +148,7 @@ class Mamba(Mixer):
             dt, B, C = self.dt_norm(dt), self.B_norm(B), self.C_norm(C)
         return self.dt_proj(dt), B, C
 
-    def _scan(self, u: Tensor, z: Tensor, **options: object):  # type: ignore[no-untyped-def]
+    def _scan(self, u: Tensor, z: Tensor, **options: Any) -> Any:
         """u [B, d_inner, T], z [B, T, d_inner]."""
         dt, B, C = (t.transpose(1, 2) for t in self._select(u.transpose(1, 2)))
         return selective_scan(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 from fast_llm_ssm.convert import decoder, parts
 from fast_llm_ssm.convert.base import Converter, register
@@ -46,7 +47,7 @@ class _Width(ConfigRule):
 class MambaConverter(Converter):
     """transformers' Mamba 1. Old files also repeat keys of the authors' layout, which nothing reads."""
 
-    config_rules = (
+    config_rules: ClassVar[Sequence[ConfigRule]] = (
         decoder.Uniform("num_hidden_layers", {"type": "mamba"}),
         Fixed("model_type", "mamba", fresh=True),
         Carried(architectures=["MambaForCausalLM"]),

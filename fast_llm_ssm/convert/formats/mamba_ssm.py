@@ -39,7 +39,14 @@ class _Layers(decoder.Uniform):
     """Equal layers, of the kind that `ssm_cfg.layer` names."""
 
     def choose(self, source: Json) -> Json:
-        return {"type": _kind(source.get("ssm_cfg") or {})}
+        return {"type": _kind(_settings(source))}
+
+
+def _settings(source: Json) -> Json:
+    settings = source.get("ssm_cfg") or {}
+    if not isinstance(settings, dict):
+        raise UserError(f"ssm_cfg is {settings!r}, expected a mapping")
+    return settings
 
 
 def _kind(settings: Json) -> str:
@@ -141,7 +148,7 @@ class _MixerSettings(ConfigRule):
     keys = (("ssm_cfg",),)
 
     def read(self, source: Json, model: Json) -> None:
-        settings = source.get("ssm_cfg") or {}
+        settings = _settings(source)
         rules = _SETTINGS[_kind(settings)]
         claimed = {key for rule in rules for spellings in rule.keys for key in spellings}
         if unclaimed := [key for key in settings if key not in claimed]:
@@ -157,7 +164,7 @@ class _MixerSettings(ConfigRule):
             rule.write(model, settings)
 
     def update(self, source: Json, spellings: tuple[str, ...], value: Any) -> None:
-        old = source.get("ssm_cfg") or {}
+        old = _settings(source)
         carried = {key for rule in _SETTINGS[_kind(value)] if isinstance(rule, Carried) for (key,) in rule.keys}
         source["ssm_cfg"] = {**{key: old[key] for key in old if key in carried}, **value}
 
@@ -189,7 +196,8 @@ class MambaSsmConverter(Converter):
     )
 
     def matches(self, source: Json, tensors: Collection[str]) -> bool:
-        return "model_type" not in source and {"d_model", "n_layer"} <= source.keys()
+        ours = any(name.startswith("backbone.layers.") for name in tensors)
+        return ours and "model_type" not in source and {"d_model", "n_layer"} <= source.keys()
 
     def tensor_rules(self, config: ModelConfig) -> list[TensorRule]:
         return tensor_rules(config, "")
