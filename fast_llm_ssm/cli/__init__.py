@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # while a command's module is imported; later typer sees it
+        sys.exit(130)
     finally:
         _flush()
 
