@@ -32,6 +32,8 @@ def serve(
     allow_plugins: AllowPlugins = False,
 ) -> None:
     """Serve text-generation-inference's /generate and /generate_stream, and OpenAI's /v1/completions."""
+    import torch
+
     from fast_llm_ssm.cli.weights import load
     from fast_llm_ssm.config import ConfigErrors, UserError, validate
     from fast_llm_ssm.convert.load import load_tokenizer_of
@@ -65,7 +67,12 @@ def serve(
     if tokenizer is None:
         raise UserError(f"{checkpoint} has no tokenizer, expected one: requests and answers are text")
     model = load(checkpoint, device, dtype, allow_plugins)
-    engine = make_engine(model, tokenizer, settings, cuda_graphs)
+    try:
+        engine = make_engine(model, tokenizer, settings, cuda_graphs)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"too little memory, expected a lower --max-batch-size or --max-total-tokens: {error}"
+        ) from None
     place, size = engine.state.lengths.device, engine.state.num_bytes / 2**20
     print(f"model   {settings.model_id}: {model.num_parameters():,} parameters, {model.dtype} on {place}")
     print(f"state   {size:,.0f} MiB for {max_batch_size} requests of {max_total_tokens} tokens", flush=True)

@@ -15,6 +15,11 @@ from fast_llm_ssm.layers.parts import NO_ADAPTERS, Adapters, Linear, NormConfig,
 from fast_llm_ssm.layers.rotary import RopeConfig, rotate
 from fast_llm_ssm.ops import attention
 
+_KEYS_AT_A_TIME = 512
+"""Keys that PyTorch's attention takes at a time on the CPU: whole such blocks can be left out of a cache without
+changing a bit of the result.
+"""
+
 
 @mixers.register("attention")
 class AttentionConfig(MixerConfig):
@@ -142,6 +147,9 @@ class Attention(Mixer):
     def step(self, x: Tensor, layout: Layout, state: State, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         q = self._queries(x, layout.positions, adapters)
         k, v = self._cache(x, torch.arange(x.shape[0], device=x.device), layout, state, adapters)
+        if not x.is_cuda:  # a GPU would have to wait for the number, and a captured graph could not follow it
+            used = -(-(int(layout.positions.max()) + 1) // _KEYS_AT_A_TIME) * _KEYS_AT_A_TIME
+            k, v = k[:, :used], v[:, :used]
         return self._finish(self._attend(q, k, v, positions=layout.positions))
 
     def _cache(

@@ -91,6 +91,8 @@ def test_a_stream_joins_to_the_whole_answer(client):
     assert stream[-1]["generated_text"] == whole["generated_text"]
     assert stream[-1]["details"] == {key: whole["details"][key] for key in stream[-1]["details"]}
     assert whole["details"]["seed"] == 7
+    assert client.post("/", json=body).json() == whole
+    assert events(client, "/", body | {"stream": True}) == stream
 
 
 def test_parameters_change_the_answer_as_they_should(client):

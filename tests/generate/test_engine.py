@@ -54,6 +54,14 @@ def test_a_request_gives_the_same_alone_and_in_any_company(name):
     assert together[::3] == alone and trickling == together[:6]  # ids, and log-probabilities to the last bit
 
 
+def test_a_long_neighbour_changes_no_bit_either():
+    model = build(MODELS["window"])
+    short, long = (Request(prompt_of(n, n), 6, log_probs=True) for n in (10, 1030))
+    engine = Engine(model, slots=3, max_length=1200)
+    together = run(engine, [short, long])
+    assert together == [run(engine, [request])[0] for request in (short, long)]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_filled_with_nan_before_use_changes_nothing(name):
     model = build(MODELS[name])

@@ -46,6 +46,7 @@ class Server:
         self.app.add_exception_handler(Refused, self._refuse)
         self.app.add_exception_handler(HTTPException, self._refuse)
         self.app.add_exception_handler(Exception, self._refuse)
+        self.app.post("/", response_model=None)(self.either)
         self.app.post("/generate", response_model=None)(self.generate)
         self.app.post("/generate_stream", response_model=None)(self.generate_stream)
         self.app.post("/v1/completions", response_model=None)(self.completions)
@@ -62,6 +63,11 @@ class Server:
     async def generate_stream(self, http: Request) -> Response:
         body = parse(await self._body(http), GenerateBody)
         return await self._respond(http, TextGeneration(body, True, self._tokenizer))
+
+    async def either(self, http: Request) -> Response:
+        """Where the clients of text-generation-inference ask: the body says whether to stream."""
+        body = parse(await self._body(http), GenerateBody)
+        return await self._respond(http, TextGeneration(body, body.stream, self._tokenizer))
 
     async def completions(self, http: Request) -> Response:
         body = parse(await self._body(http), CompletionBody)
