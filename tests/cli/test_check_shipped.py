@@ -108,7 +108,9 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
     assert "Traceback" in result.stderr and "ZeroDivisionError" in result.stderr
 
 
-@pytest.mark.parametrize("importing", ["lambda command: stop()", "lambda command: stop"], ids=["while importing", "while running"])
+@pytest.mark.parametrize(
+    "importing", ["lambda command: stop()", "lambda command: stop"], ids=["while importing", "while running"]
+)
 def test_ctrl_c_is_quiet(importing: str) -> None:
     interrupt = "from fast_llm_ssm import cli\ndef stop(): raise KeyboardInterrupt\n"
     result = process(code=f"{interrupt}cli._import = {importing}\ncli.main(['layers'])")
