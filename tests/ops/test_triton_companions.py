@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,9 @@ CASES: dict[str, Case] = {
     "conv, two taps, no bias": dict(op="conv", length=9, taps=2, bias=False),
     "conv, several spans": dict(op="conv", length=131, width=2),
     "conv, numbered documents": dict(op="conv", length=134, starts=[1, 2, 127, 128, 129, 131], states=True),
-    "conv, documents with own states": dict(op="conv", length=135, bounds=[0, 0, 1, 3, 127, 128, 132, 135], states=True),
+    "conv, documents with own states": dict(
+        op="conv", length=135, bounds=[0, 0, 1, 3, 127, 128, 132, 135], states=True
+    ),
     "conv, channels first": dict(op="conv", length=20, first=True),
     "norm, gate first": dict(op="norm", width=48),
     "norm, gate last, groups": dict(op="norm", width=48, group=12, norm_first=True),
@@ -53,7 +54,12 @@ def compute(case: Case, dtype: torch.dtype, device: str, backend: str) -> dict[s
 
     op = case["op"]
     if op == "conv":
-        batch, width, taps, length = 1 if "bounds" in case else 2, case.get("width", 3), case.get("taps", 4), case["length"]
+        batch, width, taps, length = (
+            1 if "bounds" in case else 2,
+            case.get("width", 3),
+            case.get("taps", 4),
+            case["length"],
+        )
         rows = len(case["bounds"]) - 1 if "bounds" in case else batch
         inputs = {"x": draw(batch, width, length) if case.get("first") else draw(batch, length, width)}
         inputs["weight"] = draw(width, taps)
@@ -78,7 +84,11 @@ def compute(case: Case, dtype: torch.dtype, device: str, backend: str) -> dict[s
             inputs["z"] = draw(3, 7, 2 * width) if case.get("view") else draw(3, 7, width)
         given = {**inputs, "z": inputs["z"][..., width:]} if case.get("view") else inputs
         y = gated_rms_norm(
-            **given, eps=1e-3, group_size=case.get("group"), norm_before_gate=case.get("norm_first", False), backend=backend
+            **given,
+            eps=1e-3,
+            group_size=case.get("group"),
+            norm_before_gate=case.get("norm_first", False),
+            backend=backend,
         )
         outputs = (y,)
     elif op == "step":

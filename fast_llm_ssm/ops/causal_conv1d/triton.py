@@ -1,7 +1,6 @@
 """Triton backend of the causal convolution: custom operators around the kernels, final states, one-token update."""
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
