@@ -1,20 +1,29 @@
-"""SSD kernels that come before and after the matrix work: steps, decays, the shared C B^T tiles, and the gradient of the steps.
+"""SSD kernels that come before and after the matrix work: steps, decays, and the gradient of the steps.
 
 Legend, for all SSD kernels here:
     T tokens of all rows together (rows lie one after the other)   H heads   G groups   P head dim   N state size
-    chunk: CHUNK tokens handled at once; the last one of a row (or document) may be shorter, tokens past its end count as dt = 0
-    v: "virtual heads". A head wider than BLOCK_P is cut into `cuts` slices that share dt and decay; virtual head = head * cuts + slice
-    a: log2 of the decay from the document's (or chunk's) start up to and with a token; `centred` is a minus half of the document's total in the
-       chunk, so that 2^(centred_i) and 2^(-centred_j) both fit fp32 and their product is the decay from token j to token i
-    enter_i: decay from the chunk's start to token i, 0 once a document boundary lies between   leave_j: decay from token j to the chunk's end, likewise
+    chunk: CHUNK tokens handled at once; the last one of a row (or document) may be shorter, tokens past its end count
+    as dt = 0
+    v: "virtual heads". A head wider than BLOCK_P is cut into `cuts` slices that share dt and decay; virtual head =
+    head * cuts + slice
+    a: log2 of the decay from the document's (or chunk's) start up to and with a token; `centred` is a minus half of
+    the document's total in the
+       chunk, so that the powers below fit fp32
+    up_i = 2^(centred_i)   down_j = dt_j 2^(-centred_j): up_i down_j weighs what token j gives to token i
+    enter_i: decay from the chunk's start to token i, 0 once a document boundary lies between   leave_j: decay from
+    token j to the chunk's end, likewise
     carry: decay over the whole chunk, 0 with a boundary in it
 """
 
 import triton
 import triton.language as tl
 
-# Largest |centred| (log2) whose powers are used in products. fp32 reaches 2^127; 17 bits stay for the data. Beyond it kernels take one exp2 a pair of tokens.
+# Largest |centred| (log2) whose powers are used in products. fp32 reaches 2^127; 17 bits stay for the data. Beyond it
+# kernels take one exp2 a pair of tokens.
 SAFE_LOG2 = tl.constexpr(110.0)
+# Least step in `down`, so that sums over it can be divided by the step again; what it adds where the step is 0 is
+# below fp32's rounding.
+LEAST_STEP = tl.constexpr(9.094947017729282e-13)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -30,6 +39,83 @@ def chunk_bounds(chunk, table, row_length, row_chunks, CHUNK: tl.constexpr, TABL
         start = row.to(tl.int64) * row_length + first
         length = tl.minimum(row_length - first, CHUNK)
     return start, length
+
+
+@triton.jit
+def load_factors(up, line, total, H, flat, ok):
+    """up, down, enter and leave of some tokens, [4, tokens]: the arrays follow one another in memory.
+
+    Read as one tile because a single short vector would be read by every thread anew, at the price of an address
+    register for each element.
+    """
+    plane = tl.arange(0, 4).to(tl.int64) * total * H
+    return tl.load(up + line + plane[:, None] + flat[None, :], mask=ok[None, :], other=0.0)
+
+
+@triton.jit
+def factor(tile, k: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, 4)[:, None] == k, tile, 0.0), 0)
+
+
+@triton.jit
+def widen(x, ASM: tl.constexpr):
+    """bf16 -> fp32. As assembly it stays inside the loop: hoisted out of it, a tile would hold twice the registers."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16;\nand.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=False, pack=2
+        )
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def unsafe_range(flags, first, last, CUTS: tl.constexpr, LOOK: tl.constexpr):
+    """The smallest range of virtual heads in [first, last) that holds all unsafe heads; empty without any."""
+    low = last
+    high = first
+    for base in range(first // CUTS, tl.cdiv(last, CUTS), LOOK):
+        h = base + tl.arange(0, LOOK)
+        marked = tl.load(flags + h, mask=h * CUTS < last, other=0) != 0
+        low = tl.minimum(low, tl.min(tl.where(marked, h * CUTS, last), 0))
+        high = tl.maximum(high, tl.max(tl.where(marked, h * CUTS + CUTS, first), 0))
+    return tl.maximum(low, first), tl.minimum(high, last)
+
+
+@triton.jit
+def load_weight(
+    weight,
+    flat,
+    token,
+    n,
+    stride_t,
+    g,
+    stride_g,
+    N,
+    TRANSPOSED: tl.constexpr,
+    WHOLE_N: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """Rows of B or C as [tokens, N], or read as [N, tokens]."""
+    base = weight + g.to(tl.int64) * stride_g
+    if TRANSPOSED:
+        mask = token[None, :] if WHOLE_N else token[None, :] & (n < N)[:, None]
+        tile = tl.load(base + flat[None, :] * stride_t + n[:, None], mask=mask, other=0.0)
+    else:
+        mask = token[:, None] if WHOLE_N else token[:, None] & (n < N)[None, :]
+        tile = tl.load(base + flat[:, None] * stride_t + n[None, :], mask=mask, other=0.0)
+    return tile.to(OPERAND)
+
+
+@triton.jit
+def related(seq_idx, r, c, flat_r, flat_c, row, col, REVERSE: tl.constexpr, HAS_DOCS: tl.constexpr):
+    """Which pairs of tokens meet: none later than the other, both of one document."""
+    keep = (c[None, :] >= r[:, None]) if REVERSE else (r[:, None] >= c[None, :])
+    keep &= row[:, None] & col[None, :]
+    if HAS_DOCS:
+        doc_r = tl.load(seq_idx + flat_r, mask=row, other=-1)
+        doc_c = tl.load(seq_idx + flat_c, mask=col, other=-1)
+        keep &= doc_r[:, None] == doc_c[None, :]
+    return keep
 
 
 @triton.jit
@@ -50,13 +136,16 @@ def _latest(value_l, set_l, value_r, set_r):
     return tl.where(set_r != 0, value_r, value_l), set_l | set_r
 
 
-@triton.jit(do_not_specialize=["row_length", "row_chunks", "total"])
+# Unspecialized strides of dt keep its tile laid out along the tokens, as everything written here is.
+@triton.jit(do_not_specialize=["row_length", "row_chunks", "total", "stride_dt_t", "stride_dt_h"])
 def decay_kernel(
-    dt, bias, A, seq_idx, table, steps, centred, enter, leave, carry, unsafe,
+    dt, bias, A, seq_idx, table, steps, centred, up, down, enter, leave, carry, unsafe,
     row_length, row_chunks, total, H, stride_dt_t, stride_dt_h, dt_min, dt_max,
-    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DOCS: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_H: tl.constexpr,
+    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DOCS: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """dt -> steps dt' and decays, all fp32 [H, T]; carry and unsafe [chunks, H]. One program a chunk and BLOCK_H heads."""
+    """dt -> steps dt' and decays, all fp32 [H, T]; carry and unsafe [chunks, H]. One program a chunk and BLOCK_H
+    heads."""
     chunk = tl.program_id(0)
     start, length = chunk_bounds(chunk, table, row_length, row_chunks, CHUNK, TABLE)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -65,7 +154,9 @@ def decay_kernel(
     token = t < length
     mask = head[:, None] & token[None, :]
     flat = start + t
-    raw = tl.load(dt + h[:, None].to(tl.int64) * stride_dt_h + flat[None, :] * stride_dt_t, mask=mask, other=0.0).to(tl.float32)
+    raw = tl.load(dt + h[:, None].to(tl.int64) * stride_dt_h + flat[None, :] * stride_dt_t, mask=mask, other=0.0).to(
+        tl.float32
+    )
     if HAS_BIAS:
         raw += tl.load(bias + h, mask=head, other=0.0).to(tl.float32)[:, None]
     if SOFTPLUS:
@@ -95,7 +186,8 @@ def decay_kernel(
         chunk_end = tl.sum(tl.where((t == length - 1)[None, :], a, 0.0), 1)
     else:
         a = tl.cumsum(log_decay, 1)
-        chunk_end = tl.sum(tl.where((t == CHUNK - 1)[None, :], a, 0.0), 1)  # padding does not decay, so the last column is the end
+        # padding does not decay, so the last column is the end
+        chunk_end = tl.sum(tl.where((t == CHUNK - 1)[None, :], a, 0.0), 1)
         doc_total = tl.broadcast_to(chunk_end[:, None], (BLOCK_H, CHUNK))
         from_start = token[None, :]
         to_end = token[None, :]
@@ -104,6 +196,8 @@ def decay_kernel(
     out = h[:, None].to(tl.int64) * total + flat[None, :]
     tl.store(steps + out, step, mask=mask)
     tl.store(centred + out, a - half, mask=mask)
+    tl.store(up + out, tl.exp2(a - half), mask=mask)
+    tl.store(down + out, tl.maximum(step, LEAST_STEP) * tl.exp2(half - a), mask=mask)
     tl.store(enter + out, tl.where(from_start, tl.exp2(tl.minimum(a, 0.0)), 0.0), mask=mask)
     tl.store(leave + out, tl.where(to_end, tl.exp2(tl.minimum(chunk_end[:, None] - a, 0.0)), 0.0), mask=mask)
     per_chunk = chunk.to(tl.int64) * H + h
@@ -112,46 +206,21 @@ def decay_kernel(
     tl.store(unsafe + per_chunk, (worst > SAFE_LOG2).to(tl.int32), mask=head)
 
 
-@triton.jit(do_not_specialize=["row_length", "row_chunks"])
-def product_kernel(
-    B, C, seq_idx, table, cb, row_length, row_chunks, G, N, stride_b_t, stride_b_g, stride_c_t, stride_c_g,
-    HAS_DOCS: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
-    WHOLE_N: tl.constexpr,
-):  # fmt: skip
-    """cb[i, j] = C_i . B_j for j <= i of one document, else 0: [chunks, G, CHUNK, CHUNK]. Shared by all heads of a group."""
-    pid = tl.program_id(0)
-    chunk = pid // G
-    g = (pid % G).to(tl.int64)
-    start, length = chunk_bounds(chunk, table, row_length, row_chunks, CHUNK, TABLE)
-    t = tl.arange(0, CHUNK)
-    n = tl.arange(0, BLOCK_N)
-    token = t < length
-    flat = start + t
-    state = n < N
-    c_mask = token[:, None] if WHOLE_N else token[:, None] & state[None, :]
-    b_mask = token[None, :] if WHOLE_N else token[None, :] & state[:, None]
-    c = tl.load(C + flat[:, None] * stride_c_t + g * stride_c_g + n[None, :], mask=c_mask, other=0.0).to(OPERAND)
-    b = tl.load(B + flat[None, :] * stride_b_t + g * stride_b_g + n[:, None], mask=b_mask, other=0.0).to(OPERAND)
-    product = tl.dot(c, b, input_precision=PRECISION)
-    keep = (t[:, None] >= t[None, :]) & token[:, None]
-    if HAS_DOCS:
-        doc = tl.load(seq_idx + flat, mask=token, other=-1)
-        keep &= doc[:, None] == doc[None, :]
-    product = tl.where(keep, product, 0.0)
-    tl.store(cb + pid.to(tl.int64) * CHUNK * CHUNK + t[:, None] * CHUNK + t[None, :], product.to(OPERAND))
-
-
-@triton.jit(do_not_specialize=["row_length", "row_chunks", "total"])
+@triton.jit(do_not_specialize=["row_length", "row_chunks", "total", "stride_dt_t", "stride_dt_h"])
 def step_grad_kernel(
-    dt, bias, A, seq_idx, table, steps, rows_c, rows_b, rows_self, rows_edge, through, ddt, dA, dbias,
-    row_length, row_chunks, total, H, stride_dt_t, stride_dt_h, dt_min, dt_max,
-    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DOCS: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_H: tl.constexpr, CUTS: tl.constexpr, BLOCK_P: tl.constexpr,
+    dt, bias, A, seq_idx, table, steps, row_sums, col_sums, self_dots, self_pairs, enter_sums, leave_sums, through,
+    ddt, dA, dbias, dD,
+    row_length, row_chunks, total, H, G, stride_dt_t, stride_dt_h, dt_min, dt_max,
+    SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DOCS: tl.constexpr, TABLE: tl.constexpr, SKIP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_H: tl.constexpr, CUTS: tl.constexpr, BLOCK_P: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of dt, A and the bias from the row sums that the other kernels left.
 
-    With R_i what token i's output sends back along the decays that end at i, E_j the same for decays from j to the chunk's end, c_j for those that start at j
-    inside the chunk, and K for decays through the whole chunk: d(log decay)_k = sum_{i >= k} R_i - c_i  +  sum_{j < k} E_j  +  K, within one document.
+    With R_i what token i's output sends back along the decays that end at i, E_j the same for decays from j to the
+    chunk's end, c_j for those that start at j
+    inside the chunk, and K for decays through the whole chunk: d(log decay)_k = sum_{i >= k} R_i - c_i  +  sum_{j <
+    k} E_j  +  K, within one document.
     """
     chunk = tl.program_id(0)
     start, length = chunk_bounds(chunk, table, row_length, row_chunks, CHUNK, TABLE)
@@ -171,13 +240,23 @@ def step_grad_kernel(
     p = tl.arange(0, BLOCK_P)
     for cut in tl.static_range(CUTS):
         part = (h[:, None].to(tl.int64) * CUTS + cut) * total + flat[None, :]
-        ends += tl.load(rows_c + part, mask=mask, other=0.0)
-        begins += tl.load(rows_b + part, mask=mask, other=0.0)
-        itself += tl.load(rows_self + part, mask=mask, other=0.0)
-        edge += tl.load(rows_edge + part, mask=mask, other=0.0)
+        ends += tl.load(enter_sums + part, mask=mask, other=0.0) + tl.load(row_sums + part, mask=mask, other=0.0)
+        begins += tl.load(col_sums + part, mask=mask, other=0.0)
+        if ROWS < CHUNK:
+            below = part + tl.cast(H, tl.int64) * CUTS * total
+            ends += tl.load(row_sums + below, mask=mask & (t >= ROWS)[None, :], other=0.0)
+            begins += tl.load(col_sums + below, mask=mask & (t < ROWS)[None, :] & (length > ROWS), other=0.0)
+        itself += tl.load(self_dots + part, mask=mask, other=0.0)
+        edge += tl.load(leave_sums + part, mask=mask, other=0.0)
         lines = (chunk.to(tl.int64) * H + h[:, None]) * (CUTS * BLOCK_P) + cut * BLOCK_P + p[None, :]
         whole += tl.sum(tl.load(through + lines, mask=head[:, None], other=0.0), 1)
-    balance = ends - step * begins
+    per_chunk = chunk.to(tl.int64) * H + h
+    if SKIP:
+        tl.store(dD + per_chunk, tl.sum(itself, 1), mask=head)
+    group = (h // (H // G)).to(tl.int64)
+    itself *= tl.load(self_pairs + group[:, None] * total + flat[None, :], mask=mask, other=0.0)
+    balance = ends - begins
+    begins /= tl.maximum(step, LEAST_STEP)
     if HAS_DOCS:
         doc = tl.load(seq_idx + flat, mask=token, other=-1)
         after = tl.load(seq_idx + flat + 1, mask=t + 1 < length, other=-2)
@@ -190,9 +269,10 @@ def step_grad_kernel(
     dlog = suffix + prefix + whole[:, None]
     rate = tl.load(A + h, mask=head, other=0.0).to(tl.float32)
     dstep = begins + itself + edge + rate[:, None] * dlog
-    per_chunk = chunk.to(tl.int64) * H + h
     tl.store(dA + per_chunk, tl.sum(tl.where(mask, step * dlog, 0.0), 1), mask=head)
-    raw = tl.load(dt + h[:, None].to(tl.int64) * stride_dt_h + flat[None, :] * stride_dt_t, mask=mask, other=0.0).to(tl.float32)
+    raw = tl.load(dt + h[:, None].to(tl.int64) * stride_dt_h + flat[None, :] * stride_dt_t, mask=mask, other=0.0).to(
+        tl.float32
+    )
     if HAS_BIAS:
         raw += tl.load(bias + h, mask=head, other=0.0).to(tl.float32)[:, None]
     open_step = raw
@@ -208,7 +288,8 @@ def step_grad_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def skip_grad_kernel(
-    x, dout, dD, T, H, P, stride_x_t, stride_x_h, stride_o_t, stride_o_h, TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+    x, dout, dD, T, H, P, stride_x_t, stride_x_h, stride_o_t, stride_o_h, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of dout * x over TOKENS tokens for D of shape [H, P]: dD [pieces, H, P]."""
     piece = tl.program_id(0)
@@ -226,9 +307,11 @@ def skip_grad_kernel(
 
 @triton.jit(do_not_specialize=["size"])
 def gate_kernel(
-    y, z, dout, dy, dz, size, H, P, stride_z_t, stride_z_h, stride_o_t, stride_o_h, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
+    y, z, dout, dy, dz, size, H, P, stride_z_t, stride_z_h, stride_o_t, stride_o_h, BLOCK: tl.constexpr,
+    BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """dy = y * silu(z), or backward dy = dout * silu(z), dz = dout * y * silu'(z). y, dy, dz are contiguous [T, H, P]."""
+    """dy = y * silu(z), or backward dy = dout * silu(z), dz = dout * y * silu'(z). y, dy, dz are contiguous [T, H,
+    P]."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = i < size
     t = i // (H * P)

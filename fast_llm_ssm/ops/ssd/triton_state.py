@@ -1,4 +1,5 @@
-"""The SSD kernel that carries states from chunk to chunk: forward for the states, in reverse for their gradients. The legend is in triton_decay.py."""
+"""The SSD kernel that carries states from chunk to chunk: forward for the states, in reverse for their gradients. The
+legend is in triton_decay.py."""
 
 import triton
 import triton.language as tl
@@ -8,17 +9,24 @@ from fast_llm_ssm.ops.ssd.triton_decay import chunk_bounds
 
 @triton.jit(do_not_specialize=["row_length", "row_chunks", "total", "pieces"])
 def state_kernel(
-    value, weight_b, decay, steps, carry, sequence_chunks, table, states, other_states, through, first_state, last_state, piece_states, piece_decay,
+    value, weight_b, decay, steps, carry, sequence_chunks, table, states, other_states, through, first_state,
+    last_state, piece_states, piece_decay,
     row_length, row_chunks, total, pieces, H, G, P, N, stride_v_t, stride_v_h, stride_b_t, stride_b_g,
-    REVERSE: tl.constexpr, TOTALS: tl.constexpr, PIECES: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, THROUGH: tl.constexpr,
-    TABLE: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr, WHOLE_P: tl.constexpr, WHOLE_N: tl.constexpr, NUM_STAGES: tl.constexpr,
+    REVERSE: tl.constexpr, TOTALS: tl.constexpr, PIECES: tl.constexpr, HAS_FIRST: tl.constexpr,
+    HAS_LAST: tl.constexpr, THROUGH: tl.constexpr,
+    TABLE: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, WHOLE_P: tl.constexpr, WHOLE_N: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- carry S + sum_t scale_t value_t weight_t^T over a sequence's chunks, S [BLOCK_P, BLOCK_N] in registers; stores S before each chunk.
+    """S <- carry S + sum_t scale_t value_t weight_t^T over a sequence's chunks, S [BLOCK_P, BLOCK_N] in registers;
+    stores S before each chunk.
 
     Forward:  value x, weight B, scale dt * leave; states[c] is S at chunk c's start.
-    Reverse:  value dout, weight C, scale enter; states[c] is dL/dS at chunk c's end, and through[c] = carry <S(start), dL/dS(end)>, by rows of P.
-    A long sequence of few heads is cut in `pieces`: with TOTALS the kernel only writes each piece's own sum, and then every piece starts from the sums before it.
+    Reverse:  value dout, weight C, scale enter; states[c] is dL/dS at chunk c's end, and through[c] = carry
+    <S(start), dL/dS(end)>, by rows of P.
+    A long sequence of few heads is cut in `pieces`: with TOTALS the kernel only writes each piece's own sum, and then
+    every piece starts from the sums before it.
     Grid: (virtual heads, sequences * pieces).
     """
     v = tl.program_id(0)
@@ -57,7 +65,7 @@ def state_kernel(
         if not TOTALS:
             state += tl.load(first_state + edge, mask=real, other=0.0).to(tl.float32)
         else:
-            state += tl.load(first_state + edge, mask=real & (piece == 0), other=0.0).to(tl.float32)
+            state += tl.where(piece == 0, tl.load(first_state + edge, mask=real, other=0.0).to(tl.float32), 0.0)
     slot = (sequence.to(tl.int64) * heads + v) * pieces
     if PIECES and not TOTALS:
         for before in range(piece):
@@ -89,9 +97,15 @@ def state_kernel(
             if not REVERSE:
                 scale *= tl.load(steps + h.to(tl.int64) * total + flat, mask=token, other=0.0)
             # Read as [P, T]: transposing in memory order costs nothing here.
-            val = tl.load(value + flat[None, :] * stride_v_t + h.to(tl.int64) * stride_v_h + (p0 + p)[:, None], mask=value_mask, other=0.0)
+            val = tl.load(
+                value + flat[None, :] * stride_v_t + h.to(tl.int64) * stride_v_h + (p0 + p)[:, None],
+                mask=value_mask,
+                other=0.0,
+            )
             val = (val.to(tl.float32) * scale[None, :]).to(OPERAND)
-            wei = tl.load(weight_b + flat[:, None] * stride_b_t + g * stride_b_g + n[None, :], mask=weight_mask, other=0.0).to(OPERAND)
+            wei = tl.load(
+                weight_b + flat[:, None] * stride_b_t + g * stride_b_g + n[None, :], mask=weight_mask, other=0.0
+            ).to(OPERAND)
             state = tl.dot(val, wei, state, input_precision=PRECISION)
     if TOTALS:
         tl.store(piece_states + (slot + piece) * (BLOCK_P * BLOCK_N) + tile, state)
