@@ -20,6 +20,8 @@ from fast_llm_ssm.model import HybridModel, ModelConfig, build_meta
 
 logger = logging.getLogger(__name__)
 
+_SMALL, _MANY = 1 << 14, 1024  # elements, tensors: 64 MiB of fp32 at most
+
 
 class _SavedModel(ModelConfig):
     start_from: str | None = Field(default=None, alias="from")  # where a run's weights came from
@@ -96,14 +98,20 @@ def model_config(saved: Checkpoint, allow_plugins: bool = False) -> ModelConfig:
 
 
 def parameters(saved: Checkpoint) -> Iterator[tuple[str, LazyTensor]]:
-    """Each parameter of a checkpoint by its name, read when asked for."""
+    """Each parameter of a checkpoint by its name, read when asked for; the small ones together, the first time."""
     shapes, dtypes = saved.shapes, saved.dtypes
+    small = dict.fromkeys([name for name in saved.tensor_names if shapes[name].numel() <= _SMALL][:_MANY])
+    read: dict[str, Tensor] = {}
+
+    def load(name: str) -> Tensor:
+        if name not in small:
+            return saved.read_tensors([name])[name]
+        if not read:  # a call costs milliseconds, however little it reads
+            read.update(saved.read_tensors(small))
+        return read[name]
+
     for name in saved.tensor_names:
-        yield name, LazyTensor(tuple(shapes[name]), dtypes[name], partial(_read, saved, name))
-
-
-def _read(saved: Checkpoint, name: str) -> Tensor:
-    return saved.read_tensors([name])[name]
+        yield name, LazyTensor(tuple(shapes[name]), dtypes[name], partial(load, name))
 
 
 def require_equal_names(where: Path, stored: Collection[str], needed: Collection[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,9 @@ class Imported:
         config = {**hf.read_config(self.folder, self.config_file), **settings}
         return hf.write_folder(folder, config, tensors, self.config_file)
 
+    @cached_property
     def model(self) -> HybridModel:
+        """For tests that leave the parameters alone."""
         return load_model(self.checkpoint)
 
 
@@ -71,7 +75,7 @@ def test_recognised_and_counted_before_anything_else(imported: Imported) -> None
 
 
 def test_equal_logits(imported: Imported) -> None:
-    model = imported.model()
+    model = imported.model
     for length in LENGTHS:
         ids = hf.tokens(2, length)
         with torch.no_grad():
@@ -85,10 +89,11 @@ def test_equal_logits(imported: Imported) -> None:
 
 def test_equal_gradients(imported: Imported) -> None:
     ids = hf.tokens(2, 3 * hf.CHUNK + 5)
-    reference, model = imported.reference, imported.model()
+    reference, model = imported.reference, imported.model
     reference.zero_grad()
     F.cross_entropy(reference(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     targets = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], dim=1)
+    model.zero_grad()
     model.loss(ids, targets).backward()
     total = torch.cat([p.grad.flatten() for p in reference.parameters()]).norm()
     theirs = gradients_by_file_name(imported)
@@ -119,7 +124,7 @@ def gradients_by_file_name(imported: Imported) -> dict[str, torch.Tensor]:
 
 
 def test_packed_documents_and_decoding(imported: Imported) -> None:
-    model, ids, bounds = imported.model(), hf.tokens(2, 21), [0, 5, 21, 22, 42]
+    model, ids, bounds = imported.model, hf.tokens(2, 21), [0, 5, 21, 22, 42]
     with torch.no_grad():
         packed = model(ids, torch.tensor(bounds)).flatten(0, 1)
         for first, last in zip(bounds, bounds[1:], strict=False):
@@ -135,8 +140,7 @@ def test_fresh_settings_load_in_transformers(imported: Imported, tmp_path: Path)
     if not converter.fresh:
         return
     saved = Checkpoint(imported.checkpoint)
-    weights = {name: saved.read_tensors([name])[name] for name in saved.tensor_names}
-    checkpoint.save(tmp_path / "new", tensors=weights, config_yaml=saved.config_yaml)
+    checkpoint.save(tmp_path / "new", tensors=saved.read_tensors(), config_yaml=saved.config_yaml)
     out = export_folder(tmp_path / "new", tmp_path / "out", format=converter.name, say=lambda line: None)
     assert_loads(out, logits_of(imported.reference, hf.tokens(2, 9)))
 
@@ -151,7 +155,8 @@ def test_export_gives_the_source_back(imported: Imported, tmp_path: Path) -> Non
 
 
 def test_export_after_a_training_step(imported: Imported, tmp_path: Path) -> None:
-    model = imported.model()
+    model = copy.deepcopy(imported.model)
+    model.zero_grad()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ids = hf.tokens(2, 2 * hf.CHUNK)
