@@ -1,10 +1,12 @@
 """`fast-llm train` as a process: exit codes, signals, one line where something is wrong."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from helpers.training import metrics, run_file
@@ -67,6 +69,23 @@ def test_a_signal_ends_the_step_and_saves(tmp_path, number):
     step = metrics(folder)[-1]["step"]
     assert (folder / "checkpoints" / f"step-{step}" / "complete.json").exists()
     assert f"stopped {number.name} after step {step:,}, saved; the same command goes on" in out
+
+
+@pytest.mark.slow
+def test_the_default_run_learns_python(tmp_path):
+    path = Path(__file__).parents[2] / "configs" / "hybrid.yaml"
+    command = [sys.executable, "-m", "fast_llm_ssm", "train", "--config", str(path), f"runs={tmp_path}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("OMP_NUM_THREADS", None)
+    begin = time.monotonic()
+    out = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert time.monotonic() - begin < 240
+    losses = re.search(r"validation loss ([\d.]+), a bigram model's ([\d.]+)", out)
+    assert losses is not None and float(losses[1]) < float(losses[2]) - 0.3
+    samples = out.split("sample after step")[1:]
+    assert len(samples) == 5
+    indented = re.compile(r"^( *)(def|if|for)\b.*:\n\1 +\S", re.MULTILINE)
+    assert any(indented.search(sample) for sample in samples)
 
 
 def wait_until(ready) -> None:
