@@ -144,10 +144,7 @@ class Mamba2(Mixer):
 
     def forward(self, x: Tensor, layout: Layout, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         z, xbc, dt = self._project(x)
-        conv_weight, conv_bias = self._conv_parameters(x.dtype)
-        xbc = causal_conv1d(
-            xbc.transpose(1, 2), conv_weight, conv_bias, seq_idx=layout.seq_idx, activation="silu"
-        ).transpose(1, 2)
+        xbc = self._convolve(xbc, seq_idx=layout.seq_idx).transpose(1, 2)
         return self._finish(self._scan(xbc, z, dt, seq_idx=layout.seq_idx), z)
 
     def new_state(self, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -160,15 +157,8 @@ class Mamba2(Mixer):
 
     def prefill(self, x: Tensor, layout: Layout, state: State, adapters: Adapters = NO_ADAPTERS) -> Tensor:
         z, xbc, dt = self._project(x)
-        conv_weight, conv_bias = self._conv_parameters(x.dtype)
-        xbc, conv_state = causal_conv1d(
-            xbc.transpose(1, 2),
-            conv_weight,
-            conv_bias,
-            initial_states=state["conv"],
-            return_final_states=True,
-            activation="silu",
-            cu_seqlens=layout.cu_seqlens,
+        xbc, conv_state = self._convolve(
+            xbc, initial_states=state["conv"], return_final_states=True, cu_seqlens=layout.cu_seqlens
         )
         y, ssm_state = self._scan(
             xbc.transpose(1, 2),
@@ -217,6 +207,11 @@ class Mamba2(Mixer):
     def _conv_parameters(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         return self.conv_weight.to(dtype), None if self.conv_bias is None else self.conv_bias.to(dtype)
 
+    def _convolve(self, xbc: Tensor, **options: Any) -> Any:
+        """xbc [B, T, conv_size] -> [B, conv_size, T]."""
+        weight, bias = self._conv_parameters(xbc.dtype)
+        return causal_conv1d(xbc.transpose(1, 2), weight, bias, activation="silu", **options)
+
     def _heads(self, xbc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """xbc [..., conv_size] -> x [..., H, P], B and C [..., G, N]."""
         c = self.config
@@ -225,7 +220,7 @@ class Mamba2(Mixer):
         shape = (c.n_groups, c.d_state)
         return u.unflatten(-1, (c.num_heads, c.head_dim)), B.unflatten(-1, shape), C.unflatten(-1, shape)
 
-    def _scan(self, xbc: Tensor, z: Tensor, dt: Tensor, **options: object):  # type: ignore[no-untyped-def]
+    def _scan(self, xbc: Tensor, z: Tensor, dt: Tensor, **options: Any) -> Any:
         c = self.config
         u, B, C = self._heads(xbc)
         return ssd(

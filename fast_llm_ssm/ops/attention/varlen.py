@@ -27,7 +27,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None,
         k, v = (t.repeat_interleave(heads // k.shape[2], dim=2) for t in (k, v))
     bounds = cu_seqlens.to(torch.int32)
     y = varlen_attn(
-        *(t.flatten(0, 1) for t in (q, k, v)),
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
         bounds,
         bounds,
         length,  # a document fits a row
