@@ -98,9 +98,22 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@functools.cache
-def _kernels(op: str) -> tuple[Any, str]:
-    """Returns the op's Triton module and "", or None and the reason."""
+_kernels: dict[str, tuple[Any, str]] = {}
+"""Op to its Triton module and "", or to None and the reason."""
+
+
+def _load(op: str) -> None:
+    """Fill `_kernels[op]`, once."""
+    if op not in _kernels:
+        _kernels[op] = _find(op)
+
+
+# torch.compile is to run it, not to trace the import. What torch.compiler.assume_constant_result sets, which would
+# import the compiler and with it Triton.
+vars(_load)["_dynamo_marked_constant"] = True
+
+
+def _find(op: str) -> tuple[Any, str]:
     if op not in TRITON_MODULES:
         return None, f"{op} has no Triton kernels: PyTorch's own are used"
     if not triton_status().available:
@@ -119,7 +132,8 @@ def status() -> list[Status]:
     """Everything the ops look up, and for each op with kernels whether they can run on a GPU here."""
     found = [cuda_status(), triton_status(), conv_package_status()]
     for op in TRITON_MODULES:
-        module, reason = _kernels(op)
+        _load(op)
+        module, reason = _kernels[op]
         cuda = cuda_status()
         available = module is not None and (cuda.available or interpreting())
         found.append(Status(f"{op}: triton", available, reason or ("" if available else cuda.reason)))
@@ -128,7 +142,8 @@ def status() -> list[Status]:
 
 def _triton_obstacle(op: str, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Returns why the op's Triton kernels cannot take this call, or ""."""
-    module, reason = _kernels(op)
+    _load(op)
+    module, reason = _kernels[op]
     if module is None:
         return reason
     if not tensor.is_cuda and not interpreting():
@@ -182,4 +197,4 @@ def dispatch(
     """Run one call on the backend that `choose` picks for it."""
     if choose(op, requested, tensor, *args, **kwargs) == "reference":
         return reference(*args, **kwargs)
-    return cast(Callable[..., Any], getattr(_kernels(op)[0], op))(*args, **kwargs)
+    return cast(Callable[..., Any], getattr(_kernels[op][0], op))(*args, **kwargs)

@@ -2,6 +2,7 @@
 expected.
 """
 
+import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -41,3 +42,8 @@ def check_documents(op: str, batch: int, length: int, seq_idx: Tensor | None, cu
             f"{op}: cu_seqlens has {len(cu_seqlens)} entries for a batch of {batch}, expected 2 or more and 1"
         )
     return len(cu_seqlens) - 1
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Whether a tensor's values can be checked: on the CPU, where that waits for nothing, and not while compiling."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fast_llm_ssm.ops import backend as backends
 from fast_llm_ssm.ops.attention import reference
-from fast_llm_ssm.ops.checks import check_groups, check_rank, check_shape
+from fast_llm_ssm.ops.checks import can_read, check_groups, check_rank, check_shape
 
 
 def attention(
@@ -31,7 +31,7 @@ def attention(
         q: [B, T, Hq, D], floating.
         k: [B, S, Hkv, D]; S = T unless `positions` is given; Hkv divides Hq.
         v: [B, S, Hkv, Dv].
-        scale: factor on the scores; None is D ** -0.5.
+        scale: positive factor on the scores; None is D ** -0.5.
         window: number of keys a query sees, itself included; None is all.
         prefix: number of first keys that every later query sees, whatever the window.
         cu_seqlens: [documents + 1] cumulative lengths over the flattened B * T tokens, row ends among them. A query
@@ -45,7 +45,8 @@ def attention(
         [B, T, Hq, Dv] in q's dtype.
 
     Raises:
-        ValueError: shapes that do not fit, a window below 1, `cu_seqlens` and `positions` at once, or documents out of
+        ValueError: shapes that do not fit, a window below 1, a scale not above 0, `cu_seqlens` and `positions` at once,
+            or documents out of
             order.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -60,8 +61,16 @@ def attention(
         raise ValueError(
             "attention: got both cu_seqlens (packed documents) and positions (a cache), expected one of them"
         )
+    if cu_seqlens is not None and can_read(cu_seqlens):
+        missing = set(range(0, batch * length + 1, length)) - set(cu_seqlens.tolist()) if length else ()
+        if missing:
+            raise ValueError(
+                f"attention: cu_seqlens lacks the row end {min(missing)}, expected all multiples of {length}"
+            )
     if positions is None and keys != length:
         raise ValueError(f"attention: k has {keys} keys for {length} queries, expected as many, or positions")
+    if scale is not None and scale <= 0:  # the masked scores' -inf times it would be NaN in the fused kernels
+        raise ValueError(f"attention: scale is {scale:g}, expected above 0")
     if window is not None and window < 1:
         raise ValueError(f"attention: window is {window}, expected at least 1")
     if prefix < 0:

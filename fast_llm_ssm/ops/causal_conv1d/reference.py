@@ -109,7 +109,7 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, history, weight, bias = ctx.saved_tensors
         edges, before = ctx.edges, len(weight) - 1
-        dx, dhistory = x.new_empty(x.shape), torch.zeros_like(history)
+        dx, dhistory = x.new_empty(x.shape), history.new_zeros(history.shape)
         dweight, dbias = torch.zeros_like(weight), torch.zeros_like(bias)
         inner = torch.ones(x.shape[0] * x.shape[1], 1, dtype=weight.dtype, device=x.device)
         inner[edges.tokens] = 0
@@ -137,7 +137,7 @@ class _Conv(torch.autograd.Function):
         dvalue = dy.flatten(0, 1)[edges.tokens].to(weight.dtype)
         if ctx.silu:
             dvalue = torch.ops.aten.silu_backward(dvalue, (windows * weight).sum(1) + bias)
-        edges.windows.add_to(dx.view(-1, x.shape[2]), dhistory.flatten(0, 1), dvalue[:, None] * weight)
+        edges.windows.add_to(dx.view(-1, x.shape[2]), dhistory.view(-1, x.shape[2]), dvalue[:, None] * weight)
         dweight += (dvalue[:, None] * windows).sum(0)
         return dx, dhistory, dweight, dbias + dvalue.sum(0), None, None
 
@@ -156,16 +156,21 @@ def causal_conv1d(
     batch, width, length = x.shape
     taps = weight.shape[1]
     dtype = torch.promote_types(x.dtype, torch.float32)
+    if initial_states is not None:
+        initial_states = initial_states.to(x.dtype)
+    if length == 0:
+        states = x.new_zeros(batch, width, taps - 1) if initial_states is None else initial_states
+        return (x.clone(), states.clone()) if return_final_states else x.clone()
     x = x.transpose(1, 2)
     if cu_seqlens is not None:
         packed = documents.from_cu_seqlens(cu_seqlens, length)
-    elif seq_idx is not None:
+    elif seq_idx is not None and not x.is_meta:
         packed = documents.from_seq_idx(seq_idx)
     else:
         packed = documents.whole_rows(batch, length)
     history = x.new_zeros(len(packed.starts), taps - 1, width)
     if initial_states is not None:
-        initial = initial_states.to(x.dtype).transpose(1, 2)
+        initial = initial_states.transpose(1, 2)
         history = initial if cu_seqlens is not None else history.index_copy(0, packed.first.to(x.device), initial)
 
     bias = weight.new_zeros(width) if bias is None else bias

@@ -4,6 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from fast_llm_ssm.ops.checks import can_read
 from fast_llm_ssm.ops.cross_entropy import reference
 
 
@@ -47,7 +48,7 @@ def linear_cross_entropy(
         )
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"linear_cross_entropy: chunk_size is {chunk_size}, expected at least 1")
-    if targets.device.type == "cpu":
+    if can_read(targets):
         outside = (targets != ignore_index) & ((targets < 0) | (targets >= weight.shape[0]))
         if outside.any():
             wrong = targets[outside][0].item()

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from fast_llm_ssm.ops import backend as backends
-from fast_llm_ssm.ops.checks import check_documents, check_groups, check_rank, check_shape
+from fast_llm_ssm.ops.checks import can_read, check_documents, check_groups, check_rank, check_shape
 from fast_llm_ssm.ops.ssd import reference
 
 
@@ -110,7 +110,7 @@ def _check(
         raise ValueError(f"ssd: chunk_size is {chunk_size}, expected at least 1")
     if not dt_limit[0] <= dt_limit[1]:
         raise ValueError(f"ssd: dt_limit is {dt_limit}, expected lowest <= highest")
-    if A.device.type == "cpu" and (A > 0).any():
+    if can_read(A) and (A > 0).any():
         raise ValueError(
             f"ssd: A is positive ({A.max().item():g}), expected at most 0: the state would grow without bound"
         )

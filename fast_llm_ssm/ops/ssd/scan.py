@@ -54,8 +54,8 @@ def _pairwise(high: Tensor) -> Tensor:
 
 def _by_head(tensor: Tensor, factor: Tensor) -> Tensor:
     """tensor [M, L, R, P] times factor [M, L, R], as contiguous [M * R, L, P]."""
-    tensor, factor = tensor.transpose(1, 2), factor.transpose(1, 2)[..., None]
-    return torch.mul(tensor, factor, out=factor.new_empty(tensor.shape)).flatten(0, 1)
+    tensor = tensor.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return tensor.mul_(factor.transpose(1, 2)[..., None]).flatten(0, 1)
 
 
 def _by_token(tensor: Tensor, factor: Tensor) -> Tensor:
@@ -91,9 +91,9 @@ class _Scan(torch.autograd.Function):
             inside = weights.flatten(0, 1) @ _by_head(x_chunk, dt_chunk * decay.inverse_rest)
             y_chunk = (C_chunk @ state.flatten(2)).unflatten(2, (heads, dim)).mul_(decay.from_start[..., None])
             y_chunk.addcmul_(inside.unflatten(0, (rows, heads)).transpose(1, 2), decay.rest[..., None])
-            torch.addcmul(y_chunk, x_chunk, D, out=y[:, span])
+            y[:, span] = y_chunk.addcmul_(x_chunk, D)
             added = (B_chunk.mT @ _by_token(x_chunk, dt_chunk * decay.to_end)).unflatten(2, (heads, dim))
-            torch.addcmul(added, state, decay.whole[..., None], out=states[index + 1])
+            states[index + 1] = added.addcmul_(state, decay.whole[..., None])
         ctx.save_for_backward(x, dt, log_decay, B, C, D, states)
         ctx.chunk_size = chunk_size
         return y, states[-1].clone()
@@ -121,21 +121,23 @@ class _Scan(torch.autograd.Function):
             du = ((pairwise * scores[:, None]).flatten(0, 1).mT @ dy_head).unflatten(0, (rows, heads)).transpose(1, 2)
             dweights = (dy_head @ u.mT).unflatten(0, (rows, heads)).mul_(pairwise)  # [M, R, L, L]
             dscores = dweights.sum(1).tril_()
-            # The diagonal's decay is 1 whatever a is; left out, its rounding stays out of steep decays' gradients.
-            dpairs = dweights.mul_(scores.tril_(-1)[:, None])
-            da = (dpairs.sum(3) - dpairs.sum(2)).transpose(1, 2)  # [M, L, R]
+            dpairs = dweights.mul_(scores[:, None]).flatten(0, 1)  # gradient of a_i - a_j
+            # Step k lies in a_i - a_j where j < k <= i. Only those are summed: sums of rows less sums of columns would
+            # leave a rounding error that a steep decay magnifies.
+            before = dpairs.new_ones(dpairs.shape[1:]).triu(1)  # [j, k]: j < k
+            inside = (dpairs @ before).mul_(1 - before).sum(1).unflatten(0, (rows, heads)).transpose(1, 2)  # [M, L, R]
 
             # From the state before the chunk, and into the state after it.
             dy_token, u_end = _by_token(dy_chunk, decay.from_start), _by_token(x_chunk, scale_end)
-            da = da + (C_chunk @ state).mul_(dy_token).unflatten(2, (heads, dim)).sum(3)
+            from_start = (C_chunk @ state).mul_(dy_token).unflatten(2, (heads, dim)).sum(3)
             du_end = (B_chunk @ dstate_flat).unflatten(2, (heads, dim))
             x_du_end = (x_chunk * du_end).sum(3)
-            through = scale_end * x_du_end
+            to_end = (scale_end * x_du_end).cumsum(1)
             carried = (states[index] * dstate).sum((1, 3)) * decay.whole[:, 0]  # [M, R]
 
             ddt[:, span] = decay.inverse_rest * (x_chunk * du).sum(3) + decay.to_end * x_du_end
-            # a_i is a sum over k <= i, e - a_j one over k > j.
-            dlog_decay[:, span] = da.flip(1).cumsum(1).flip(1) + (through.cumsum(1) - through) + carried[:, None]
+            dlog_decay[:, span] = inside + from_start.flip(1).cumsum(1).flip(1) + carried[:, None]
+            dlog_decay[:, span][:, 1:] += to_end[:, :-1]  # e - a_j holds the steps after j
             dx_chunk = du_end.mul_(scale_end[..., None]).addcmul_(du, scale_inside[..., None])
             dx[:, span] = dx_chunk.addcmul_(dy_chunk, D)
             if ctx.needs_input_grad[5]:
