@@ -78,11 +78,6 @@ print([status.reason for status in backend.status() if status.name == "ssd: trit
     assert printed.splitlines() == [f"cannot import triton: {error}: libcuda.so.1 is missing"] * 2
 
 
-def test_importing_the_package_does_not_import_optional_packages() -> None:
-    printed = python("import fast_llm_ssm.ops\nprint([name in sys.modules for name in ('causal_conv1d', 'triton')])")
-    assert printed.strip() == "[False, False]"
-
-
 def test_status_names_all_that_is_looked_up() -> None:
     names = [status.name for status in backend.status()]
     assert names[:3] == ["cuda", "triton", "causal_conv1d"]
