@@ -112,6 +112,10 @@ class Converter:
 
     def _written(self, config: ModelConfig) -> Json:
         model, source = config.model_dump(), Json()
+        used = [sublayer for name in config.layer_names for sublayer in config.blocks[name]]
+        shared = {name for sublayer in used if sublayer.inject for name in sublayer.inject.shared}
+        model["blocks"] = {name: block for name, block in model["blocks"].items() if name in config.layer_names}
+        model["shared"] = {name: block for name, block in model["shared"].items() if name in shared}
         try:
             for rule in self.config_rules:
                 rule.write(model, source)

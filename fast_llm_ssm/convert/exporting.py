@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from fast_llm_ssm.config import UserError
 from fast_llm_ssm.convert.base import Converter, converters
 from fast_llm_ssm.convert.config_rules import Json
 from fast_llm_ssm.convert.importing import Say
-from fast_llm_ssm.convert.io import DTYPES, TensorFolder, read_json
+from fast_llm_ssm.convert.io import DTYPES, TensorFolder, inside, read_json
 from fast_llm_ssm.convert.load import load_tokenizer_of, model_config, parameters, require_equal_names
 from fast_llm_ssm.convert.rules import Carry, TensorRule, file_shapes
 from fast_llm_ssm.convert.source import RESERVED, has_vocabulary
@@ -64,6 +65,8 @@ def export_folder(
     tensors = _file_tensors(saved, config, converter, origin, dtype)
     if origin.folder is None:
         settings |= converter.fresh_settings(tensors, _special_ids(saved))
+    elif dtype is not None:
+        settings |= {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in settings}
     with new_folder(target) as folder:
         _write_settings(folder / converter.config_file, settings, origin, say)
         _copy_side_files(saved, origin, converter, folder, say)
@@ -81,6 +84,12 @@ class _Origin:
         content = read_json(folder / "tensors.json") if folder is not None and described else {}
         self.format: str | None = content.get("format")
         self.tensors: dict[str, dict[str, str]] = content.get("tensors", {})
+
+    @cached_property
+    def carried(self) -> TensorFolder:
+        """The tensors that the model has no use for."""
+        assert self.folder is not None
+        return TensorFolder(self.folder)
 
     def names(self, rule: TensorRule) -> list[str]:
         """The names under which the tensors of a rule are written: all that the source had."""
@@ -144,7 +153,9 @@ def _file_tensors(
     for rule in rules:
         if isinstance(rule, Carry):
             for name in origin.names(rule):
-                tensors[name] = _carried(origin, name, dtype)
+                kept = origin.carried.tensors[name]
+                load = partial(_read_carried, origin.carried, name, dtype or kept.dtype)
+                tensors[name] = LazyTensor(kept.shape, dtype or kept.dtype, load)
             continue
         expected = file_shapes(rule, shapes)
         made: dict[tuple[int, torch.dtype], LazyTensor] = {}
@@ -161,11 +172,8 @@ def _saver(rule: TensorRule, stored: Mapping[str, LazyTensor], index: int, dtype
     return lambda: rule.save(*(stored[param].load() for param in rule.params))[index].to(dtype)
 
 
-def _carried(origin: _Origin, name: str, dtype: torch.dtype | None) -> LazyTensor:
-    assert origin.folder is not None
-    files = TensorFolder(origin.folder)
-    wanted = dtype or files.tensors[name].dtype
-    return LazyTensor(files.tensors[name].shape, wanted, lambda: files.read(name).to(wanted))
+def _read_carried(carried: TensorFolder, name: str, dtype: torch.dtype) -> Tensor:
+    return carried.read(name).to(dtype)
 
 
 def _special_ids(saved: Checkpoint) -> dict[str, int | None]:
@@ -185,20 +193,18 @@ def _write_settings(path: Path, settings: Json, origin: _Origin, say: Say) -> No
 
 
 def _copy_side_files(saved: Checkpoint, origin: _Origin, converter: Converter, folder: Path, say: Say) -> None:
-    copied: set[str] = set()
+    files = _files(origin.folder) if origin.folder else {}
     tokenizer = saved.folder("tokenizer")
-    for part in (origin.folder, tokenizer):
-        for path in sorted(part.iterdir()) if part else ():
-            ours = path.name in RESERVED or path.name == converter.config_file
-            if (
-                path.is_file()
-                and not ours
-                and path.name not in copied
-                and (part != tokenizer or not has_vocabulary(copied))
-            ):
-                shutil.copyfile(path, folder / path.name)
-                copied.add(path.name)
-    if code := sorted(name for name in copied if name.endswith(".py")):
+    if tokenizer is not None and not has_vocabulary(files):  # the source's own, if there is one, comes back untouched
+        files |= _files(tokenizer)
+    copied = sorted(name for name in files if name not in RESERVED | {converter.config_file})
+    for name in copied:
+        shutil.copyfile(files[name], folder / name)
+    if code := [name for name in copied if name.endswith(".py")]:
         say(f"code that came with the source is written back, never run: {', '.join(code)}")
     if not has_vocabulary(copied):
         say("no tokenizer that transformers knows; none is written")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.name: inside(folder, path.name) for path in folder.iterdir() if path.is_file()}

@@ -59,6 +59,7 @@ class TensorFolder:
     Attributes:
         tensors: Every tensor by name.
         files: The files that hold them, relative to the folder.
+        entry: The file that was begun with: the index, or the single one of `files`.
 
     Raises:
         UserError: No weights; a file is missing, truncated, outside of the folder or not of plain tensors; or the index
@@ -67,7 +68,7 @@ class TensorFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        name = _entry(folder)
+        self.entry = name = _entry(folder)
         if name.endswith(".index.json"):
             where = _read_index(folder, name)
             self.files = sorted(set(where.values()))

@@ -12,7 +12,7 @@ from fast_llm_ssm.checkpoint import LazyTensor
 from fast_llm_ssm.config import Config, UserError, dump, loads
 from fast_llm_ssm.convert.base import converters, detect
 from fast_llm_ssm.convert.config_rules import Json, mixers
-from fast_llm_ssm.convert.io import TensorFolder, inside
+from fast_llm_ssm.convert.io import WEIGHT_FILES, TensorFolder, inside
 from fast_llm_ssm.convert.rules import Carry, Match, file_shapes, match
 from fast_llm_ssm.layers import mixers as known_mixers
 from fast_llm_ssm.model import ModelConfig, build_meta
@@ -127,9 +127,10 @@ class HuggingFaceFolder:
         """Files that travel along, and the names of those (weights not read, folders) that stay behind."""
         travelling, staying = {}, []
         for path in sorted(self.folder.iterdir()):
-            if path.name in self.files.files or path.name.endswith(".index.json"):
+            if path.name in self.files.files or path.name == self.files.entry:
                 continue
-            if path.suffix in WEIGHT_SUFFIXES or path.name in RESERVED or not path.is_file():
+            ours_or_weights = path.name in RESERVED or path.suffix in WEIGHT_SUFFIXES or path.name in WEIGHT_FILES
+            if ours_or_weights or not path.is_file():
                 staying.append(path.name)
             else:
                 travelling[path.name] = inside(self.folder, path.name)

@@ -44,6 +44,7 @@ def test_overrides_and_dtype(folder: Path, tmp_path: Path) -> None:
     assert model.config.name == "mine" and model.layers[1][0].mixer.config.dt_limit == (0.0, float("inf"))
     assert run("export", tmp_path / "checkpoint", tmp_path / "out", "--dtype", "bfloat16") == 0
     assert {tensor.dtype for tensor in hf.read_tensors(tmp_path / "out").values()} == {torch.bfloat16}
+    assert hf.read_config(tmp_path / "out")["dtype"] == "bfloat16"  # what transformers loads it in
 
 
 def test_faults_are_one_line_each(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

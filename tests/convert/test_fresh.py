@@ -63,6 +63,15 @@ def test_fresh_files_compute_the_same_in_transformers(tmp_path: Path, config: di
         torch.testing.assert_close(load_model(out)(ids), load_model(saved)(ids), rtol=0, atol=1e-5)
 
 
+def test_blocks_that_no_layer_uses_do_not_matter(tmp_path: Path) -> None:
+    config = shared_hybrid()
+    unused = {"mixer": {"type": "mlp", "size": 8}, "inject": {"shared": ["C"], "input": "hidden"}}
+    config["blocks"] = {"x": unused, **config["blocks"]}
+    config["shared"] = {"C": {"mixer": {"type": "mlp", "size": 8}}, **config["shared"]}
+    config = ModelConfig.model_validate(config)
+    assert converters["zamba2"]().export_config(config)["num_mem_blocks"] == 2
+
+
 def test_another_dtype_can_be_asked_for(tmp_path: Path) -> None:
     saved = saved_model(tmp_path / "checkpoint", shared_hybrid())
     out = export_folder(saved, tmp_path / "out", dtype=torch.bfloat16, **SILENT)

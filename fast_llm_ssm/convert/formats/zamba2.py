@@ -55,7 +55,7 @@ class _Layers(ConfigRule):
             raise UserError(f"layers_block_type has {', '.join(unknown)}, expected {', '.join((*_PLAIN, *_HYBRID))}")
         hybrids = [i for i, kind in enumerate(kinds) if kind in _HYBRID]
         for key, expected in (("num_hidden_layers", len(kinds)), ("hybrid_layer_ids", hybrids)):
-            if source.get(key, expected) != expected:
+            if source.get(key) not in (None, expected):
                 raise UserError(f"{key} is {source[key]}, but layers_block_type gives {expected}")
         model["blocks"] = {"m": [{"mixer": {"type": "mamba2"}}]}
         model["pattern"] = "".join("h" if kind in _HYBRID else "m" for kind in kinds)
@@ -116,7 +116,7 @@ class _Attention(ConfigRule):
     def read(self, source: Json, model: Json) -> None:
         heads, width = get(source, self.keys[0], 32), 2 * source["hidden_size"]
         head_dim = get(source, self.keys[2], width // heads)
-        if source.get("attention_hidden_size", width) != width:
+        if source.get("attention_hidden_size") not in (None, width):
             raise UserError(f"attention_hidden_size is {source['attention_hidden_size']}, expected {width}")
         for attention in mixers(model, "attention"):
             attention.update(
