@@ -19,10 +19,16 @@ def _tap(w_ptr, cols, valid, TAPS: tl.constexpr, LAG: tl.constexpr):
 
 
 @triton.jit
-def _initial(initial_ptr, row, place, cols, valid, on, width, TAPS: tl.constexpr):
+def _only(cols, width, on):
+    """Which channels there are, if `on`. Newer interpreters of Triton get `channels & on` wrong for a scalar `on`."""
+    return cols < tl.where(on, width, 0)
+
+
+@triton.jit
+def _initial(initial_ptr, row, place, cols, on, width, TAPS: tl.constexpr):
     """Initial input number `place` of a row, zero where there is none or it is not wanted."""
     offset = row.to(tl.int64) * width * (TAPS - 1)
-    mask = valid & on & (place >= 0) & (place < TAPS - 1)
+    mask = _only(cols, width, on & (place >= 0) & (place < TAPS - 1))
     return tl.load(initial_ptr + offset + cols * (TAPS - 1) + place, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -34,7 +40,7 @@ def _number(numbers_ptr, t, length):
 
 @triton.jit
 def _before(
-    x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t, batch, cols, valid, length, width, x_t, LAG: tl.constexpr,
+    x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t, batch, cols, length, width, x_t, LAG: tl.constexpr,
     TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_DOCS: tl.constexpr, PER_DOC: tl.constexpr,
 ):  # fmt: skip
     """The input LAG tokens before token t, as its document has it."""
@@ -49,16 +55,16 @@ def _before(
             start = tl.load(bounds_ptr + number, mask=number >= 0, other=0)
         else:
             first = _number(numbers_ptr, 0, length) == number
-    value = tl.load(x_ptr + (t - LAG).to(tl.int64) * x_t + cols, mask=valid & own, other=0.0).to(tl.float32)
+    value = tl.load(x_ptr + (t - LAG).to(tl.int64) * x_t + cols, mask=_only(cols, width, own), other=0.0).to(tl.float32)
     if HAS_INITIAL:
         place = TAPS - 1 + t - LAG - start
-        value += _initial(initial_ptr, row, place, cols, valid, first & (t < length) & (own == 0), width, TAPS)
+        value += _initial(initial_ptr, row, place, cols, first & (t < length) & (own == 0), width, TAPS)
     return value
 
 
 @triton.jit
 def _fresh(
-    x1, x2, x3, initial_ptr, numbers_ptr, t, cols, valid, length, width,
+    x1, x2, x3, initial_ptr, numbers_ptr, t, cols, length, width,
     TAPS: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_DOCS: tl.constexpr, PER_DOC: tl.constexpr,
 ):  # fmt: skip
     """The inputs before token t, given those of the walk: others if a document begins with it."""
@@ -68,15 +74,15 @@ def _fresh(
         x1, x2, x3 = tl.where(begins, 0.0, x1), tl.where(begins, 0.0, x2), tl.where(begins, 0.0, x3)
         if PER_DOC and HAS_INITIAL:
             on = begins & (number >= 0)
-            x1 += _initial(initial_ptr, number, TAPS - 2, cols, valid, on, width, TAPS)
-            x2 += _initial(initial_ptr, number, TAPS - 3, cols, valid, on, width, TAPS)
-            x3 += _initial(initial_ptr, number, TAPS - 4, cols, valid, on, width, TAPS)
+            x1 += _initial(initial_ptr, number, TAPS - 2, cols, on, width, TAPS)
+            x2 += _initial(initial_ptr, number, TAPS - 3, cols, on, width, TAPS)
+            x3 += _initial(initial_ptr, number, TAPS - 4, cols, on, width, TAPS)
     return x1, x2, x3
 
 
 @triton.jit
-def _load(ptr, t, stride, cols, valid, length):
-    return tl.load(ptr + t.to(tl.int64) * stride + cols, mask=valid & (t < length), other=0.0).to(tl.float32)
+def _load(ptr, t, stride, cols, width, length):
+    return tl.load(ptr + t.to(tl.int64) * stride + cols, mask=_only(cols, width, t < length), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -98,29 +104,29 @@ def forward_kernel(
     bias = tl.zeros([BLOCK], tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + cols, mask=valid, other=0.0).to(tl.float32)
-    x1 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, valid, length, width, x_t, 1,
+    x1 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, length, width, x_t, 1,
                  TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
-    x2 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, valid, length, width, x_t, 2,
+    x2 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, length, width, x_t, 2,
                  TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
-    x3 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, valid, length, width, x_t, 3,
+    x3 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, length, width, x_t, 3,
                  TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
     for offset in range(t0, min(t0 + STEP, length), 4):
         four = tl.cast(offset, tl.int32)
         # All four are asked for before the first is used.
-        xa = _load(x_ptr, four, x_t, cols, valid, length)
-        xb = _load(x_ptr, four + 1, x_t, cols, valid, length)
-        xc = _load(x_ptr, four + 2, x_t, cols, valid, length)
-        xd = _load(x_ptr, four + 3, x_t, cols, valid, length)
+        xa = _load(x_ptr, four, x_t, cols, width, length)
+        xb = _load(x_ptr, four + 1, x_t, cols, width, length)
+        xc = _load(x_ptr, four + 2, x_t, cols, width, length)
+        xd = _load(x_ptr, four + 3, x_t, cols, width, length)
         for i in tl.static_range(4):
             t = four + i
             x0 = xa if i == 0 else (xb if i == 1 else (xc if i == 2 else xd))
-            x1, x2, x3 = _fresh(x1, x2, x3, initial_ptr, numbers_ptr, t, cols, valid, length, width,
+            x1, x2, x3 = _fresh(x1, x2, x3, initial_ptr, numbers_ptr, t, cols, length, width,
                                 TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
             y = bias + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
             if SILU:
                 y *= tl.sigmoid(y)
             place = y_ptr + t.to(tl.int64) * width + cols
-            tl.store(place, y.to(y_ptr.dtype.element_ty), mask=valid & (t < length))
+            tl.store(place, y.to(y_ptr.dtype.element_ty), mask=_only(cols, width, t < length))
             x3 = x2
             x2 = x1
             x1 = x0
@@ -152,11 +158,11 @@ def backward_kernel(
     bias = tl.zeros([BLOCK], tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + cols, mask=valid, other=0.0).to(tl.float32)
-    x1 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, valid, length, width, x_t, 1,
+    x1 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, length, width, x_t, 1,
                  TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
-    x2 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, valid, length, width, x_t, 2,
+    x2 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, length, width, x_t, 2,
                  TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
-    x3 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, valid, length, width, x_t, 3,
+    x3 = _before(x_ptr, initial_ptr, numbers_ptr, bounds_ptr, t0, batch, cols, length, width, x_t, 3,
                  TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
     p1, p2, p3 = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     d0, d1 = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
@@ -164,15 +170,15 @@ def backward_kernel(
     dbias = tl.zeros([BLOCK], tl.float32)
     for offset in range(t0, min(t0 + STEP, length) + 4, 4):
         four = tl.cast(offset, tl.int32)
-        xa, ga = _load(x_ptr, four, x_t, cols, valid, length), _load(dy_ptr, four, dy_t, cols, valid, length)
-        xb, gb = _load(x_ptr, four + 1, x_t, cols, valid, length), _load(dy_ptr, four + 1, dy_t, cols, valid, length)
-        xc, gc = _load(x_ptr, four + 2, x_t, cols, valid, length), _load(dy_ptr, four + 2, dy_t, cols, valid, length)
-        xd, gd = _load(x_ptr, four + 3, x_t, cols, valid, length), _load(dy_ptr, four + 3, dy_t, cols, valid, length)
+        xa, ga = _load(x_ptr, four, x_t, cols, width, length), _load(dy_ptr, four, dy_t, cols, width, length)
+        xb, gb = _load(x_ptr, four + 1, x_t, cols, width, length), _load(dy_ptr, four + 1, dy_t, cols, width, length)
+        xc, gc = _load(x_ptr, four + 2, x_t, cols, width, length), _load(dy_ptr, four + 2, dy_t, cols, width, length)
+        xd, gd = _load(x_ptr, four + 3, x_t, cols, width, length), _load(dy_ptr, four + 3, dy_t, cols, width, length)
         for i in tl.static_range(4):
             t = four + i
             x0 = xa if i == 0 else (xb if i == 1 else (xc if i == 2 else xd))
             g = ga if i == 0 else (gb if i == 1 else (gc if i == 2 else gd))
-            x1, x2, x3 = _fresh(x1, x2, x3, initial_ptr, numbers_ptr, t, cols, valid, length, width,
+            x1, x2, x3 = _fresh(x1, x2, x3, initial_ptr, numbers_ptr, t, cols, length, width,
                                 TAPS, HAS_INITIAL, HAS_DOCS, PER_DOC)  # fmt: skip
             if SILU:
                 y = bias + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
@@ -194,7 +200,7 @@ def backward_kernel(
             done = t - 3
             place = dx_ptr + done.to(tl.int64) * width + cols
             on = (done >= t0) & (done < t0 + STEP) & (done < length)
-            tl.store(place, (p3 + w3 * g3).to(dx_ptr.dtype.element_ty), mask=valid & on)
+            tl.store(place, (p3 + w3 * g3).to(dx_ptr.dtype.element_ty), mask=_only(cols, width, on))
             p3 = p2 + w2 * g2
             p2 = p1 + w1 * g1
             p1 = w0 * g
