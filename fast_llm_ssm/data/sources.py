@@ -38,7 +38,7 @@ class SourceConfig(Config):
     """
 
     type: str
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, gt=0)
 
     def documents(self) -> Iterator[Document]:
         """The documents, in the same order every time."""

@@ -48,7 +48,7 @@ validation: {fraction: 0.1, sources: [{type: python_stdlib}]}
     with pytest.raises(ConfigErrors) as errors:
         loads(text, DataConfig, name="run.yaml")
     assert str(errors.value).splitlines() == [
-        "run.yaml:2: sources.0.weight: got 0, expected a number greater than 0 and that is finite",
+        "run.yaml:2: sources.0.weight: got 0, expected a number greater than 0",
         "run.yaml:2: sources.0.paths.0: no such file: b.txt",
         'run.yaml:2: sources.0.split: got "blank_line", expected one of file, blank_lines, delimiter',
         "run.yaml:3: sources.1.type: unknown data source `python_stdlb`, did you mean `python_stdlib`? "
